@@ -108,8 +108,8 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes of the same uploads and downloads if each were an
-    uncompressed float32 model.
+    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes that the same uploads and downloads would have as
+    uncompressed float32 models.
     """
 
     round: int  # from 1
@@ -122,8 +122,8 @@ class RoundRecord(EvaluatedRecord):
     rejected: int  # number of clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
     downlink_bytes: int  # bytes of the frames to clients, including frames of missed rounds
-    dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
-    dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
+    dense_uplink_bytes: int  # uplink bytes if each client of the round sent a float32 model
+    dense_downlink_bytes: int  # downlink bytes if each download were a float32 model
     seconds: float  # duration of the round
     # Part of downlink_bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0

@@ -117,8 +117,8 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor by which the learning rate is multiplied in each local step of a round: cosine, linear:to=0.1, or values, each with the "
-        "step from which it applies (0.1,1@5 is 0.1 in steps 1 to 4, then 1).",
+        "Factor by which the learning rate is multiplied in each local step of a round: a curve (cosine, linear:to=0.1), or values and "
+        "the steps in which they begin (0.1,1@5 = 0.1 in steps 1 to 4, then 1).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
@@ -171,8 +171,8 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
-        "that the strategy requires, else residual if the codec is lossy and has a number in the column 'contracts' of fedcomp codecs, "
-        "else none.",
+        "that the strategy requires; if the strategy requires no memory: residual for lossy codecs with a number in the column "
+        "'contracts' of fedcomp codecs, none for other codecs.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
@@ -189,14 +189,14 @@ class RunConfig:
     )
     lr_schedule: str | None = option(
         None,
-        "Learning rate of the clients by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30 is 0.01 from round 30).",
+        "Learning rate of the clients by round, after --lr-warmup: a curve (cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
+        "step:every=30,factor=0.1), or values and the rounds in which they begin (0.1,0.01@30 = 0.1, and 0.01 from round 30 on).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
         None,
-        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 = one step in rounds 1 to 20, then 8 steps; 8@21 = the "
-        "number of --local-steps in rounds 1 to 20, then 8.",
+        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 = 1 step in rounds 1 to 20, then 8 steps; "
+        "without a first value (8@21), rounds 1 to 20 use --local-steps.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
@@ -254,8 +254,8 @@ class RunConfig:
     )
     attack: str | None = option(
         None,
-        "Attacks by clients of the simulation: inverted:2 = 2 clients send inverted updates; alie:clients=3/7,z=1.5 = clients 3 and 7 "
-        "use the attack alie with the option z=1.5; A+B = the attacks A and B.",
+        "Attacks by virtual clients: an attack and the number of attackers, such as inverted:2, or their client ids and other options, "
+        "such as alie:clients=3/7,z=1.5 (clients 3 and 7); several attacks are joined by +.",
     )
     engine: str = option(
         AUTO,
@@ -305,8 +305,8 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Number of rounds between checkpoints; auto = 1 on a real server, and in a simulation enough for checkpoints to take at most "
-        "5 % of the time.",
+        "Number of rounds between checkpoints; auto = 1 on a real server; in a simulation, auto = a number with which checkpoints take at "
+        "most 5 % of the time.",
         local=True,
     )
     out: str | None = option(
@@ -385,7 +385,7 @@ def suggestion(
 ) -> str:
     """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
 
-    `spelled` is a function that formats the name of the known option.
+    `spelled` is a function that formats the suggested name, for example as a flag.
     """
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
@@ -519,9 +519,9 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option whose value in `config` differs from the stored value although a resumed run must not change it, or None.
+    """Return the name of the first option that differs from the stored run and that a resumed run must not change, or None.
 
-    An option that is missing in `stored`, because an earlier version of fedcomp stored the run, counts as having its default value.
+    If an option is missing in `stored` (a run of an earlier version of fedcomp), its default value is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -576,6 +576,6 @@ KEYS = "keys"  # default of --keys
 
 
 def keys_command(folder: str | Path, *words: object) -> str:
-    """Return a command such as `fedcomp keys renew 3`, with --keys unless `folder` is the default folder of keys."""
+    """Return a command such as `fedcomp keys renew 3`. If `folder` is not the default folder of keys, the command includes --keys."""
     where = [] if Path(folder) == Path(KEYS) else ["--keys", str(folder)]
     return shlex.join(["fedcomp", "keys", *map(str, words), *where])

@@ -53,7 +53,10 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """An error-feedback memory that does not suit the codec. In the message, `{memory}` and `{uplink}` are replaced by flags."""
+    """An error-feedback memory that does not suit the codec.
+
+    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec.
+    """
 
     memory, uplink = "--memory", "--uplink"
 
@@ -82,7 +85,10 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed for the causes in `transient`."""
+    """A server that cannot be reached.
+
+    `cause` is the kind of failure. `transient` contains the causes after which connecting again may succeed.
+    """
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 

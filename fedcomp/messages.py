@@ -7,11 +7,11 @@
     Farewell (server → client):     the end of the run
 
 A round has one or more phases, which the strategy defines; in each phase, the server sends assignments and the clients send reports. The
-logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed.
-A version names a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
-weights. Each later version is a hash of the version before it and of the broadcast (encoded change of the model) between the two.
-A fingerprint is a hash of a model's weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback
-memory keeps its old state until the client learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
+logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed. A version
+names a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial weights. Each later
+version is a hash of the previous version and the latest broadcast (encoded change of the model). A fingerprint is a hash of a model's
+weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback memory keeps its old state until the client
+learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses

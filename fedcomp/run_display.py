@@ -205,7 +205,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
     rows = [
         ("task", f"{h.task}, {h.parameters:,} parameters"),
         ("clients", f"{h.clients:,}, {h.cohort:,} a round, {h.partition}"),
-        ("relays", f"{h.relays:,}, each sums the frames of its clients" if h.relays else ""),
+        ("relays", f"{h.relays:,}; each relay sums the frames of its clients" if h.relays else ""),
         ("attack", h.attack and f"{byzantine}: {h.attack}"),
         ("strategy", h.strategy),
         ("uplink", h.uplink),

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
 # A run's label shows the values of these options without the option names: `stc` instead of `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if the user does not give them. The choice may depend on options that come later in the tuple.
+# Options whose values fedcomp chooses if the user does not give them. The choice for one option may depend on the values of the options
+# after it in the tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options that define the learning problem. Only runs with the same learning problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
@@ -278,7 +279,10 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups. For options that a baseline overrides, compare only the groups in `among`."""
+        """Return the options that differ between groups.
+
+        Options that a dense baseline overrides are compared only between the groups `among`.
+        """
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -292,7 +296,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     in_others = different(compressed if len(compressed) > 1 else members)
     for name in CHOSEN_OPTIONS:
         if name == "uplink" and len(compressed) == 1:
-            break  # show the codec in the label of the only compressed group
+            break  # the label of a single compressed group always shows the codec
         if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
             in_others.remove(name)
 
@@ -348,7 +352,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names` for a label. Unset options are left out, unless `names` contains only one option."""
+    """Return the values of the options `names` for a label. An unset option is included only if it is the only option in `names`."""
     words = []
     for name in names:
         value = run.options.get(name)

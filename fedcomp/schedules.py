@@ -3,10 +3,10 @@
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
     piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round, which is then 1
 
-`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
-20, and 8 from round 21 on. A curve starts at the value v of the scheduled option in the first round after the warm-up (such as
---lr-warmup), and ends in a round called horizon. Let R be the number of rounds from the end of the warm-up to the horizon, and
-p = min(1, (r − 1)/R) the progress in the r-th round after the warm-up. The value in this round is:
+`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` does not change the option (such as --local-steps) in rounds 1 to 20, and is
+8 from round 21 on. A curve starts in the first round after the warm-up (such as --lr-warmup) and ends in a round called the horizon. Let v
+be the value of the option without a schedule, and R the number of rounds from the end of the warm-up to the horizon. In the r-th round
+after the warm-up, the progress p is min(1, (r − 1)/R), and the value of the curve is:
 
     cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
     linear:      e + (v − e)(1 − p)
@@ -14,7 +14,8 @@ p = min(1, (r − 1)/R) the progress in the r-th round after the warm-up. The va
     geometric:   v (e/v)^p
     step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
-The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, halves upwards.
+The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, and halves are
+rounded up.
 """
 
 import bisect
@@ -136,7 +137,7 @@ class PiecewiseConstant:
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The allowed values of a schedule: numbers above 0, or whole numbers of at least 1, up to `high`."""
+    """The values that a schedule allows: numbers above 0 and up to `high`, or whole numbers from 1 to `high` if `whole` is True."""
 
     whole: bool = False
     high: float = math.inf
@@ -229,7 +230,7 @@ class OptionSchedule:
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if the curve reaches a value that is not allowed within `rounds` rounds.
+        """Raise ConfigError if a value of the curve in rounds 1 to `rounds` is not allowed.
 
         Only the last round is checked, because curves are monotonic.
         """

@@ -26,7 +26,7 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-# If the upper limit of an option is this value or more, error messages about values that are too small name only the lower limit.
+# If a value is too small, the error message leaves out an upper limit of this size or more.
 UNBOUNDED = 1e30
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
@@ -281,7 +281,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type, for error messages. A class can define this description in its attribute `wanted`."""
+    """Return a description of the values of a type for error messages, such as the attribute `wanted` of a class."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

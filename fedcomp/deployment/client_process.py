@@ -1,8 +1,8 @@
 """The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data. They also share a session (the model and the clients' states) and
-train together, unless they sign sealed ballots (encrypted votes). The failure of a client is logged, and the other clients continue.
+in the thread that calls `run`. The clients of one process share the data. Clients that sign no sealed ballots (encrypted votes) also share
+a session (the model and the clients' states) and train together. The failure of a client is logged, and the other clients continue.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class ClientProcess:
     def run(self) -> None:
         """Answer the server's messages until the run is over for every client.
 
-        Raises the error of a client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
+        Raises the error of a client that has failed, such as UserError if the client cannot take part or cannot reach the server in time.
         """
         limit = asyncio.Semaphore(MAX_CONNECTS)
         clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]
@@ -299,7 +299,7 @@ class ClientProcess:
                 try:
                     await stack.enter_async_context(connection)
                 except UnreachableError:
-                    await asyncio.to_thread(target.check)  # raises an error that names the cause
+                    await asyncio.to_thread(target.check)  # raises a more precise error
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):

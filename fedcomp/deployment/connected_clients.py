@@ -16,8 +16,8 @@ MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects, in rounds
 class ConnectedClients(Availability):
     """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds.
 
-    A client that has missed k deadlines in a row and reconnects takes part again no earlier than min(2^(k − 1), 64) rounds after the
-    last missed deadline. A client that crashes in every round therefore delays few rounds.
+    A client that reconnects after a missed deadline may have to skip rounds, so that a client that crashes in every round delays few
+    rounds. After k missed deadlines in a row, the client may take part again min(2^(k − 1), 64) rounds after the last of these deadlines.
     """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -26,7 +26,7 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._rounds = 0  # rounds that have begun
         self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
-        # By client that missed a deadline: the first round in which the client may take part if it reconnects.
+        # By client: the first round in which a client that missed a deadline may take part after it has reconnected.
         self._readmission: dict[int, int] = {}
         # Clients that have reconnected but must still skip rounds.
         self._reconnected: set[int] = set()
@@ -34,7 +34,7 @@ class ConnectedClients(Availability):
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
         self._missing: list[int] = []  # missing clients, as last reported
-        # The connected clients, as last reported while a round waits, or None if no round waits.
+        # While a round waits: the connected clients that were last reported to the callback. None if no round waits.
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class ConnectedClients(Availability):
         super().mark_responsive(client)
 
     def _readmit(self) -> None:
-        """Let reconnected clients take part in the next round if they need not skip more rounds."""
+        """Let reconnected clients take part in the next round if they have skipped enough rounds."""
         for client in [*self._reconnected]:
             if self._rounds + 1 >= self._readmission[client]:
                 self._reconnected.discard(client)

@@ -47,9 +47,9 @@ class DeployedClient:
         self.run = ""  # the name of the client's run
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
-        # The report on the last assignment, which may be as large as the model, or None if the folder holds the report.
+        # The report on the last assignment. To save memory, this attribute is None if the folder holds the report.
         self._report: Report | None = None
-        # Round, phase, version and `_phase_inputs` of the assignment that the last update answers.
+        # Round, phase, version and `_phase_inputs` of the last assignment to which the client returned an update.
         self._answered: tuple[int, str, str, str] | None = None
         self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
@@ -157,7 +157,7 @@ class DeployedClient:
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
-        """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces the stored state."""
+        """Restore the stored state if it belongs to this run, client and model. If not, the first report replaces the stored state."""
         if self.folder is None or not (stored := self.folder.load()):
             return
         try:
@@ -240,7 +240,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a hash of an assignment's inputs other than the model, by which a client recognises an assignment that is sent again."""
+    """Return a hash of an assignment's inputs (without the model), so that a client recognises an assignment that is sent again."""
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

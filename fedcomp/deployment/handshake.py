@@ -96,7 +96,7 @@ class ClientSetup:
     task: Task
     train: Examples
     device: torch.device
-    client_id: int = -1  # id that a client without an enrolled key claims
+    client_id: int = -1  # logical id that a client without an enrolled key asks for
     partition_id: int | None = None  # None if the client uses all data
     partitions: int | None = None  # None: one partition for each client of the run
     # Public keys of the clients by logical id (keyring.py), or None to accept the keys that the server announces.
@@ -108,7 +108,7 @@ class ClientSetup:
 
 @dataclass(frozen=True)
 class HostedSession:
-    """A client session, with the states and the examples of its clients."""
+    """A session of one or more clients, the clients' states, and the indices of the clients' examples."""
 
     session: ClientSession
     states: HostedStates
@@ -210,7 +210,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndarray]] | None:
-    """Return the task's test data and its division into partitions, or None if this machine lacks the data or cannot divide it."""
+    """Return the task's test data and the indices of each partition, or None if the test data is absent or cannot be partitioned."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

@@ -1,4 +1,7 @@
-"""The log messages of a client about runs and rounds. A message also has its values as separate fields for the JSON log."""
+"""The log messages of a client about runs and rounds.
+
+Each message contains a sentence to print, and the name and the values of an event for the JSON log.
+"""
 
 from collections.abc import Sequence
 

@@ -81,7 +81,7 @@ class RelayProcess:
             try:
                 if error.cause == "network":
                     await asyncio.to_thread(self.target.check)
-            except UnreachableError as cause:  # this error names the cause more precisely
+            except UnreachableError as cause:  # this error is more precise
                 error = cause
             pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:

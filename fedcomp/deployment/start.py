@@ -117,7 +117,7 @@ def serve(
 
 
 class Deployment:
-    """The server's side of a run. The constructor checks the options, so that it raises errors before the run starts.
+    """The server's side of a run. The constructor raises errors for invalid options.
 
     `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_left`, `on_late_answer` and `warn`.
     `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.

@@ -1,8 +1,8 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
 Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
-that are rejected in the round because they are too late. The downlink bytes of a round are those of the downloads to clients that start to
-train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint
+that are rejected in the round because they are too late. The downlink bytes of a round are the bytes of the downloads to clients that start
+to train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint
 contains the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after the restart.
 """
 
@@ -118,7 +118,7 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            # Clients of an earlier round may still ask for the whole model. Count these bytes as traffic of this round.
+            # Clients of an earlier round may still ask for the whole model, which then counts as traffic of this round.
             earlier.traffic = traffic
         if self.work_s is None:
             exchange.send(assignments)

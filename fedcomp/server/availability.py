@@ -70,9 +70,9 @@ class Quota:
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline, at most `cohort`.
+    """Return how many clients a round needs after the deadline.
 
-    A round needs at least two clients and, if `config.quorum` is below 1, at least the quorum.
+    The number is at least 2, at least the quorum if --quorum is below 1, and never more than `cohort`.
     """
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 

@@ -35,7 +35,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# `Broadcasts` knows this many of the newest model versions, or all versions in the cache if these are more.
+# Number of recent model versions that `Broadcasts` remembers. A cache with more versions raises this number.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -74,15 +74,15 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # For each weight, the newest of the decoded broadcasts that change the weight: 1 is the latest broadcast, and 0 means none. Each
-        # broadcast is decoded only once, however many clients missed it. None until needed.
+        # For each weight, the last broadcast that changed the weight: 1 = the newest broadcast, 2 = the broadcast before, and so on; 0 =
+        # none of the broadcasts decoded so far. Each broadcast is decoded only once, however many clients missed it. None until needed.
         self._first_touch: np.ndarray | None = None
-        # Element i is the number of weights that the newest i broadcasts changed, or sys.maxsize for all weights.
+        # Element i is the number of weights that the newest i broadcasts changed. The number sys.maxsize stands for all weights.
         self._touched = [0]
         self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
     def start_from(self, weights: Tensor) -> None:
-        """Replace the weights [numel] before round 1. Clients begin with the old weights and download the new weights."""
+        """Replace the initial weights by `weights` [numel]. Clients begin with the old weights and download the new weights."""
         self.weights.copy_(weights)
         self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
@@ -199,7 +199,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Free the cached downloads. A download that is needed later is encoded again."""
+        """Free the cached downloads."""
         self._downloads.clear()
 
     def dense(self) -> Download:
@@ -209,10 +209,7 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _touched_positions(self, missed: int, below: int) -> np.ndarray | None:
-        """Return the positions that the newest `missed` broadcasts changed, in ascending order.
-
-        Return None if the weights at the changed positions need at least `below` bytes.
-        """
+        """Return the positions that the last `missed` broadcasts changed, or None if the weights there need at least `below` bytes."""
         if self._first_touch is None:
             self._first_touch = np.zeros(self.weights.numel(), np.int32)
         counts, first = self._touched, self._first_touch

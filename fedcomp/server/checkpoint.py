@@ -79,7 +79,7 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        """Close the database. Entries that were staged after the last `save` are lost."""
+        """Close the database, without saving the entries that `stage` has written since the last `save`."""
         self._thread.shutdown()
         self._state.close()
 

@@ -39,8 +39,8 @@ INITIAL_STATISTICS = (
     "make model(inputs) accept a batch of inputs, or use GroupNorm"
 )
 INITIAL_BUFFERS = (
-    "training changes buffers of the model ({}) that clients do not send; the server evaluates and saves the model with their initial "
-    "values"
+    "training changes buffers of the model ({}) that clients do not send; the server evaluates and saves the model with the "
+    "initial values of these buffers"
 )
 
 

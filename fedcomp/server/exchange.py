@@ -37,7 +37,10 @@ POLL_S = 0.1  # maximum number of seconds between two checks whether the phase i
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return the AcceptedUpdate for a report and its decoded `update`. `rate` is the client's learning rate divided by the run's."""
+    """Return the AcceptedUpdate for a report and its decoded `update`.
+
+    `rate` is the client's learning rate divided by the learning rate of the run.
+    """
     return AcceptedUpdate(
         report.client,
         update,
@@ -104,7 +107,7 @@ class Exchange:
         self.on_report = on_report
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients that sent an update that no honest client sends
+        self.proven: set[int] = set()  # clients that are Byzantine: they sent an invalid frame
         self.waiting: set[int] = set()  # clients that have not answered
         self._asked: dict[int, Assignment] = {}
         self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
@@ -118,7 +121,7 @@ class Exchange:
     ) -> None:
         """Send assignments, receive answers until the phase is complete, and reject the clients that have not answered by then.
 
-        `on_answer` is called after each answer, with the numbers of clients that have answered and that were asked.
+        `on_answer(answered, asked)` is called after each answer: `answered` of the `asked` clients have answered so far.
         """
         clock = self.transport.clock
         clock.begin(completion.deadline_s)
@@ -189,11 +192,11 @@ class Exchange:
                 self._reject_sum(delivery)
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """Reject also the other clients whose updates a relay has added to the rejected update in `delivery`."""
+        """Reject the clients whose updates a relay has added to the rejected update in `delivery`."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:
-                why = f"a relay has added this client's update to that of client {delivery.client}, which was rejected: {reason}"
+                why = f"a relay has added this client's update to the update of client {delivery.client}; the sum was rejected: {reason}"
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
@@ -248,8 +251,9 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason that its report gives. Replace an unknown stage by "reply", and shorten a long
-        reason.
+        """Reject a client for the reason in its report, shortened if necessary.
+
+        If the stage in the report is unknown, use the stage "reply".
         """
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 

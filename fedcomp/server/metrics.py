@@ -20,7 +20,8 @@ CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
 # Maximum number of client metrics. If clients report more, the least recently reported metrics are dropped.
 MAX_CLIENT_METRICS = 128
-# Help texts of the metric families. A family is named NAME or NAME{LABEL}; it is a counter if NAME ends in _total, else a gauge.
+# Help texts of the metric families. A metric family is named NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, else a
+# gauge.
 TOTALS = {  # sums of fields of RoundRecord
     "accepted_total": "Accepted updates.",
     "uplink_bytes_total": "Bytes of frames (encoded updates) from clients.",
@@ -67,7 +68,7 @@ class Metrics(Callback, Collector):
     """The metrics of a run for Prometheus. Any thread may call `collect`."""
 
     def __init__(self) -> None:
-        # By family: a number, or the numbers by label. A number that is not known yet is None.
+        # By metric family: a number, or a dict with a number for each label. A number that is not known yet is None.
         self.values: dict[str, Any] = {"round": 0, "answered": 0, "clients_wanted": 0}
         for family in OF_RUN | OF_DEPLOYMENT:
             name, brace, _ = family.partition("{")
@@ -188,9 +189,7 @@ class Metrics(Callback, Collector):
 
 
 def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
-    """Return the metric family named `family`, a key of OF_RUN or OF_DEPLOYMENT, with its samples in `values`. A value of None adds no
-    sample.
-    """
+    """Return the metric family `family` (a key of OF_RUN or OF_DEPLOYMENT) with the samples in `values`. None values are left out."""
     name, _, label = family.removesuffix("}").partition("{")
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     if not label:

@@ -42,7 +42,7 @@ class Recovery:
     ):
         """`data` is the training data, or None if the server has no data. A run can only be resumed with the same data.
 
-        `others`: further objects that store entries in the checkpoint, by the prefix of the entries' names.
+        `others`: further objects that store their state in the checkpoint. The keys are the prefixes of the entries' names.
         """
         self.folder, self.loop, self.rounds, self.others = folder, loop, rounds, others
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
@@ -161,7 +161,7 @@ class Recovery:
         self.saved_round = round
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
+        """Return the objects that store their state in the checkpoint. The keys of the dict are the prefixes of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {"strategy/": loop.strategy, "optimizer/": loop.optimizer}
         if isinstance(loop, AsynchronousLoop):

@@ -57,7 +57,7 @@ UNCHANGED = "the trained model has its initial weights; the train_fn must change
 class WarningLog:
     """A log of the warnings of a run. Each warning is immediately passed to `forward`, and is added to the record of its round.
 
-    Only the first warning of each kind is reported, even if the run is resumed. Warnings without a kind are always reported.
+    Only the first warning of each kind is reported, even if the run is resumed. Warnings with `kind=""` are always reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):
@@ -147,8 +147,8 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
 
-    The bandwidths are those in --bandwidths or else `uplinks`, the bandwidths of the virtual network (None without a network). They are
-    assigned to clients cyclically. Raises ConfigError if the budget is too small.
+    The bandwidths come from --bandwidths, or else from `uplinks`, the bandwidths of the virtual network (None without a network). A list
+    that is shorter than the number of clients is repeated. Raises ConfigError if the budget is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -230,8 +230,8 @@ def round_record(
         seconds=time.perf_counter() - began,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client that skipped the round has neither an update nor a ticket (hash). If a relay has added a client's update to that of
-        # another client, the first client has no update, but a ticket.
+        # A client that skipped the round has neither an update nor a ticket (hash). A client has a ticket but no update if a relay has
+        # added this client's update to the update of another client.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -364,8 +364,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn, once in a run, about a test loss that is not finite. The file metrics.jsonl stores null for a non-finite loss, as in rounds
-    without evaluation.
+    """Warn, once in a run, about a test loss that is not finite, which metrics.jsonl stores as null.
 
     `loss` is the loss on the data `test`, or None if the model was not evaluated in this round.
     """

@@ -65,9 +65,9 @@ class RoundLoop:
     """A loop that runs the rounds of a strategy and sends its messages over a transport. The loop also records the state of each client.
 
     `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
-    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of clients
-    that have answered and that were asked. `bandwidths` are uplink speeds by client, in bytes per second, if known. `evaluates(round)`
-    returns whether the clients of a round evaluate the model that they receive.
+    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer: `answered` of the `asked`
+    clients have answered so far. `bandwidths` are uplink speeds by client, in bytes per second, if known. `evaluates(round)` returns
+    whether the clients of a round evaluate the model that they receive.
 
     The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
     """
@@ -105,9 +105,7 @@ class RoundLoop:
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run rounds and yield the result of each round. Callers save the state after each result, before the next round sends the
-        broadcast.
-        """
+        """Run rounds, and yield the result of each round before the clients receive the round's broadcast."""
         for round in rounds:
             with timed("round"):
                 results = [self.run_round(round)]
@@ -266,11 +264,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Return `phases` with the updates of the last phase replaced by the estimates of the counterpart, if there is one.
-
-        A counterpart is the part of an error-feedback memory that runs on the server. The counterpart may add estimates for clients that
-        sent no update.
-        """
+        """Replace the updates of the last phase by estimates if the error-feedback memory has a part on the server (counterpart)."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -279,15 +273,14 @@ class RoundLoop:
         for a in last:
             estimate = counterpart.estimate(a.client, a.update, a.fresh)
             estimates[a.client] = replace(a, update=estimate)
+        # Estimates for clients that sent no update.
         for client, update in counterpart.absent([*estimates]):
             examples = self.examples[client]
             estimates[client] = AcceptedUpdate(client, update, examples, math.nan, "", fresh=False)
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step‖² / server_lr² for the model's step in a round. Because of the division, the result is comparable to ‖update‖² of a
-        client.
-        """
+        """Return the squared norm ‖step / server_lr‖² of the model's step in a round, for comparison with the ‖update‖² of clients."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout

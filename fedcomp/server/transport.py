@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# If a client's connection ends before the client has answered, it has this many seconds to reconnect. After the client has reconnected, its
+# Seconds that a client has to reconnect if its connection ends before the client has answered. After the client has reconnected, its
 # assignment is sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "the client's connection ended, and the client did not reconnect in time"
@@ -47,11 +47,11 @@ class Clock:
         """Set how many answers the transport may deliver before the server must check whether the exchange of messages is complete."""
 
     def now(self) -> float:
-        """Return the time in seconds. Only differences between two results are meaningful, and only within one exchange of messages."""
+        """Return the time in seconds since an arbitrary start. Compare only times of the same exchange of messages."""
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time of the run to `time_s` seconds. A clock that measures real time ignores the call."""
+        """Set the virtual time of the run to `time_s` seconds. A clock that measures real time ignores `time_s`."""
 
     def take(self) -> float | None:
         """Return the virtual seconds that have passed since the last call, or None if the clock measures real time."""

@@ -252,7 +252,7 @@ def test_relayed_bytes_are_shown_at_the_end(tmp_path, capsys):
         run(tmp_path, "run", watching, uplink="identity")
     shown = capsys.readouterr().out
     assert (
-        "3, each sums the frames of its clients" in shown
+        "3; each relay sums the frames of its clients" in shown
         and "relayed     2.14 kB, ×3.78 against 8.06 kB in float32" in shown
     )
 

@@ -16,7 +16,7 @@ from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # Flower's home folder and log file in the state folder
 POLL_S = 0.2  # time between two reads of the ClientApp's messages
-FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the server's farewell
+FAREWELL_S = 5.0  # time for the SuperNode to send the client's last answer after the end of the run
 TRUST_WARNING = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; connect only to servers that you trust, or use "
     "--transport grpc"

@@ -15,7 +15,10 @@ ENDED, FAILED = "ended", "failed"  # the file's last event has one of these name
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its methods to a file. `forward` also writes other events, such as ENDED."""
+    """A callback that writes each call of its methods to a file.
+
+    Call `forward` to write an event that is not a method call, such as ENDED.
+    """
 
     def __init__(self, file: TextIO):
         self.file = file

@@ -69,7 +69,7 @@ def help_of(name: str, home: Path) -> str:
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
     """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
 
-    Older versions of Flower have one port for each API. Newer versions have one port for all APIs.
+    Older versions of Flower use a port for each API, and newer versions use one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -120,7 +120,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, and kill it if it still runs after 5 s. Then kill the remaining processes of its group.
+    """Terminate a process, or kill the process if it still runs after 5 s, and kill the other processes of its group.
 
     On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
     """

@@ -1102,7 +1102,9 @@ def test_if_a_sum_is_rejected_all_its_updates_are_rejected(loop):
     assert answered == [1, 2, 3, 4]
     assert [exchange.rejected[client].stage for client in range(3)] == ["reply", "relay", "relay"]
     first, second, third = (exchange.rejected[client].reason for client in range(3))
-    assert second == third and second.endswith(f"to that of client 0, which was rejected: {first}")
+    assert second == third and second.endswith(
+        f"to the update of client 0; the sum was rejected: {first}"
+    )
 
 
 def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
