@@ -36,8 +36,8 @@ def sign_values(raw: np.ndarray, count: int, magnitude: float) -> np.ndarray:
 def signs(x: Tensor, seed: int | None = None) -> bytes:
     """Return the packed signs of a finite x [n], of any float dtype, on any device.
 
-    A bit is 1 for a positive element, and 0 for a negative element. Without a seed, the bit of a zero is 1. With a seed, the bit of a zero
-    at index i is bit i of the random words of the seed (philox.py).
+    A bit is 1 for a positive element, and 0 for a negative element. Without a seed, the bit of a zero is 1. With a seed, zeros have random
+    bits: bit i of the random words of the seed (philox.py) is used for a zero at index i.
     """
     return signs_rows([x], None if seed is None else [seed])[0]
 

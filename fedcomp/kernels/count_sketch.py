@@ -2,14 +2,16 @@
 
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
-In each row r of the table S, every coordinate i has a random cell h_r(i), called its bucket, and a random sign s_r(i):
+In each row r of the table S, every coordinate i has a random cell h_r(i), called its bucket, and a random sign s_r(i). The sketch of a
+vector x adds s_r(i)·x_i to the bucket of i in each row. The estimate of x_i is a median over the rows:
 
-    S[r, h_r(i)] += s_r(i)·x_i;
-    estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
+    S[r, h_r(i)] += s_r(i)·x_i
+    estimate of x_i = median over r of s_r(i)·S[r, h_r(i)]
 
-Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
-of the word. The number of rows is odd, so the median is the value of one row. The cells of a dense vector are summed in
-float32, on the CPU and in the order of the coordinates; the cells of a sparse vector are summed in float64.
+The bucket and the sign of coordinate i in row r depend on word i of the random stream STREAM + r (kernels/philox.py). The bucket is
+⌊word·columns/2³²⌋. The sign is negative if the lowest bit of the word is 1. The number of rows is odd, so the median is the value of one
+row. The cells of a dense vector are summed in float32, on the CPU and in the order of the coordinates; the cells of a sparse vector are
+summed in float64.
 """
 
 import numpy as np
@@ -60,7 +62,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # random words are drawn from a multiple of UNIT
+    first = start // UNIT * UNIT  # the compiled loop starts at a multiple of UNIT
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

@@ -17,9 +17,9 @@ machine computes the float32 sums of a butterfly in the same order, so the resul
 block are computed in integers.
 
 A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size. Each size
-is a power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation of d coordinates holds for
-each block separately, with the norm and the size d of the block. Bounds that decrease with d are therefore weak for the small blocks at the
-end of a vector.
+is a power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation applies to each block
+separately: in the bound, d is the size of the block, and every norm is the norm of the block. Bounds that decrease with d are therefore
+weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """Consecutive rotated blocks u [N] of a vector x [n]: at most CHUNK coordinates, the first of which has the index `start` in x.
+    """Consecutive rotated blocks u [N] of a vector x [n], with N ≤ CHUNK. The first coordinate of these blocks has the index `start` in x.
 
     Unless stated otherwise, methods return float64 arrays with one value per block.
     """
@@ -94,7 +94,8 @@ class RotatedBlocks:
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
         """Quantize the rotated coordinates u. Return codes [N], uint8.
 
-        A code is (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: float32 [blocks, t].
+        If j thresholds of the block are below |u|, the code of u is 2·j + 1 for u > 0, and 2·j otherwise. `thresholds` [blocks, t]:
+        float32.
         """
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
@@ -135,8 +136,8 @@ def rotate_back(
 ) -> np.ndarray:
     """Apply the inverse rotation to consecutive blocks of a vector [numel]. `first`: the index of the first block.
 
-    A block of d coordinates is given as scale·values + shift/d. `values`: complete blocks, float32, which are overwritten.
-    `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped to the range of float32.
+    The coordinates of a block are scale·values + shift/d, where d is the size of the block. `values`: float32 array of complete blocks,
+    which is overwritten. `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped to the range of float32.
     """
     from . import hadamard_loops
 

@@ -17,7 +17,10 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. Inside of `butterfly`, numba would not vectorize this loop."""
+    """Compute one butterfly stage over 2h elements.
+
+    This is a separate function because numba would not vectorize the loop inside `butterfly`.
+    """
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -107,7 +110,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """Write (u > 0) + 2 · (number of thresholds of the block below |u|) for each coordinate u to codes [N]. `thresholds`: [blocks, t]."""
+    """Write the code of each coordinate u (see `RotatedBlocks.bins`) to codes [N]. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -119,7 +122,7 @@ def bins(u, edges, thresholds, codes):
 
 @compiled
 def products(u, edges, table, codes, product, squared):
-    """Write Σu·q and Σq² of each rotated block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
+    """With q = table[code], write Σu·q of each rotated block to `product`, and Σq² to `squared`. The unit of both is 1/PRODUCTS."""
     for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):

@@ -7,15 +7,16 @@ The position i of an integer q_i is called its key. The sketch adds q_i, with a 
 
 A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key. Peeling then
 continues with cells that now contain a single key. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers
-all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling
-stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
+all integers if the table has enough cells per key: more than 1.222 with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells,
+peeling stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. Usually
-more cells than keys are left. The integers of the remaining keys are therefore computed by least squares. The solution, computed by
+Peeling stops early if a few keys share all their cells, or if the table is too small. The integers of the remaining keys are then computed
+by least squares, because the remaining cells usually give more equations than there are unknown integers. The solution, computed by
 conjugate gradients, is rounded to integers, and these integers are subtracted from the table. The same steps are then repeated with the new
 table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same equations are also
-solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
-For undetermined keys, the rounded solution is only an estimate.
+solved for a test table, which is computed from known random integers. A key counts as determined if the solution for the test table gives
+its random integer, and if its cells in the given table are zero after the subtraction. For undetermined keys, the rounded solution is only
+an estimate.
 
 The time is O(keys · rows), because fewer steps of conjugate gradients are allowed if there are many keys.
 """
@@ -29,7 +30,7 @@ from . import count_sketch, philox
 BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # maximum number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # maximum of (number of steps) · (number of keys)
-ROUNDS = 4  # number of least-squares solutions that are subtracted from the table, one by one
+ROUNDS = 4  # number of times that a least-squares solution is subtracted from the table
 STREAM = 1 << 18  # index of the random stream that gives the known random integers
 
 
@@ -46,7 +47,7 @@ class Recovered(NamedTuple):
 
     values: np.ndarray  # int64 [k]
     peeled: int  # number of keys recovered by peeling
-    solved: int  # number of keys determined by least squares; the remaining keys are estimated
+    solved: int  # number of keys determined by least squares; the values of all other keys are estimates
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
@@ -63,7 +64,7 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return the table of a count sketch, int64 [size]: each cell is the sum of ±values[i], modulo 2⁶⁴, over its keys i."""
+    """Return the table of a count sketch, int64 [size]. Each cell is the sum of the signed values of its keys, modulo 2⁶⁴."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table

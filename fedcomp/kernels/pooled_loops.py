@@ -11,8 +11,9 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, offsets, weights):
-    """Add the gradients with respect to the weights to `weights` [k, i, j·c], computed from the padded inputs x [b, h, w·c] and `slopes`
-    [b, o, k], the gradients with respect to the outputs at `places`.
+    """Add the gradients with respect to the weights to `weights` [k, i, j·c].
+
+    x [b, h, w·c]: the padded inputs. `slopes` [b, o, k]: the gradients with respect to the outputs at `places`.
     """
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts = np.empty((kernels, outputs), np.int64)
@@ -35,7 +36,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
 def add_to_inputs(weights, slopes, places, offsets, x):
     """Add the gradients with respect to the inputs to x [b, h, w·c].
 
-    Arguments: the weights [k, i, j·c], and `slopes` [b, o, k], which are the gradients with respect to the outputs at `places`.
+    `weights` [k, i, j·c]: the weights of the convolution. `slopes` [b, o, k]: the gradients with respect to the outputs at `places`.
     """
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]

@@ -8,13 +8,14 @@ chooses the shortest form.
 
 Blocks have different Rice parameters, because the density can change along the vector. A block has a fixed number of positions, not a fixed
 range of coordinates, so dense ranges of the vector have more blocks. A code in blocks (docs/reference/frame-format.md) has a block size
-exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096
-positions. The offset of a block, w bits, selects its Rice parameter. The last block may have fewer positions.
+exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, and the last block may have fewer. The unit u is 4
+for fewer than 4096 positions, and 16 otherwise. Each block has an offset, a number of w bits, which selects its Rice parameter.
 
-The form is sent separately. If several codes are shortest, the encoder chooses the code with the smallest form, and then the smallest s, w
-and offsets. For 32 or more positions, blocks are used if they shorten the code by more than 1/64 of its bytes. Blocks are not used for
-smaller savings, because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of
-positions. The decoder, `unpack`, accepts every form, not only the shortest.
+The form is sent separately. If several codes have the same length, the encoder chooses the code with the smallest form. If the forms are
+also equal, it chooses the smallest s, then the smallest w, and then the smallest offsets. For 32 or more positions, blocks are used if they
+shorten the code by more than 1/64 of its bytes. Blocks are not used for smaller savings, because codes without blocks are decoded faster.
+The encoder tries the complement if it is smaller than the set of positions. The decoder, `unpack`, accepts every form, not only the
+shortest.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # the form of a Rice code of the complement in blocks
 MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
 LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
-# The number u of positions in the smallest possible block: the first value if there are fewer than LARGE_COUNT positions, else the second.
+# Number u of positions in the smallest possible block: 4 for fewer than LARGE_COUNT positions, and 16 otherwise.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of Rice parameters that are tried for a block
@@ -149,7 +150,7 @@ def _pack(
         values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
         sent = widths > 0
         head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
-        # `lead` contains the first byte of each row in blocks, followed by the offsets of its blocks.
+        # `lead`: for each row that is divided into blocks, the first byte of its code, and then the offset of each block.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         pairs = zip(head, (cut.row, widths, values), strict=True)
         lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
@@ -218,8 +219,7 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
     """Return the smallest Rice parameter that an offset of `width` bits can select: the parameter for offset 0.
 
-    `b`: the parameter for uniformly distributed positions (b* in rice.py). Most of the parameters that an offset can select are below `b`,
-    because most gaps are smaller than the mean gap.
+    `b`: the parameter for uniformly distributed positions (b* in rice.py).
     """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
@@ -229,7 +229,8 @@ def _plan(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Find the shortest code of each row.
 
-    Return the form, block size exponent and offset width (0 without blocks) of each row, and the Rice parameter of each position.
+    Return the form, block size exponent and offset width (0 = no blocks) of each row. The last array has the Rice parameter of each
+    position.
     """
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
@@ -268,10 +269,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the block size exponent s and the offset width w of each row, and the Rice parameter of each position.
+    """Return the block size exponent and the offset width of each row, and the Rice parameter of each position.
 
-    All rows have the same `b` (b* in rice.py) and `unit` (u). If blocks save too little in a row, s and w are 0, and the row keeps its
-    parameters in `each`. `limit` [m]: size in bytes of the code of each row without blocks.
+    If blocks save too little in a row, its exponent and its width are 0, and its Rice parameters are copied from `each`. `limit` [m]: for
+    each row, the size in bytes of the code without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
@@ -304,6 +305,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the part of a table [COLUMNS, blocks] for the 2^width Rice parameters that an offset of `width` bits can select."""
+    """Return the rows of `table` for the Rice parameters that an offset of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

@@ -91,7 +91,8 @@ def group_width(base: int) -> int:
 
 
 def group(digits: np.ndarray, base: int) -> np.ndarray:
-    """Combine every w = group_width(base) consecutive digits into one symbol: uint8 [⌈n / w⌉]. The digits [n] are uint8, below `base`.
+    """Combine every w consecutive digits into one symbol, where w is group_width(base). Return uint8 [⌈n / w⌉]. The digits [n] are uint8,
+    below `base`.
 
     The first digit is the lowest digit of a symbol. The last symbol is padded with zeros. Combined symbols are faster to encode, and the
     code is shorter if neighboring digits are correlated.
@@ -205,7 +206,7 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """List all bits of numbers, except the leading bit of each number.
 
-    Return two arrays with one entry per bit: the index of the bit's number, and the position of the bit in this number.
+    Return two arrays with one entry per bit: the index of the number that contains the bit, and the position of the bit in this number.
     """
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
@@ -215,15 +216,15 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bits(total: int, present: int) -> int:
     """Return the exponent B of the sum of frequencies, 2^B.
 
-    B is so large that each symbol that occurs can have a frequency of at least 1, and so small that tables of 2^B entries fit in the cache.
+    The sum is large enough for a frequency of at least 1 for each symbol that occurs. Tables of 2^B entries still fit in the cache.
     """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Scale counts to integers with the sum 2^B. A nonzero count gives at least 1.
+    """Scale counts to integers with the sum 2^B. The integer of a nonzero count is at least 1.
 
-    The integers with the largest remainders are rounded up; among equal remainders, those of the smallest symbols.
+    The integers with the largest remainders are rounded up. If remainders are equal, smaller symbols come first.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)
@@ -260,7 +261,7 @@ def _encode_chunk(
     from . import coder_loops
 
     lanes = _lanes(symbols.size)
-    room = symbols.size * (bits + 1) // WORD + lanes + 1  # each symbol needs at most B + 1 bits
+    room = symbols.size * (bits + 1) // WORD + lanes + 1  # a symbol needs at most `bits` + 1 bits
     states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
     start = coder_loops.encode(symbols, frequencies, bits, states, words)
     return states, words[start:].astype(SIZE, copy=False)

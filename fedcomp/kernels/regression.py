@@ -59,8 +59,9 @@ def descend(
     Return the loss of each client before each step, [m, s].
 
     `stack` [m, n], contiguous: one client per row. In each row, the weights [outputs, i] start at column `weights`, and the biases at
-    column `biases`. `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N], in batches of
-    `sizes` [s] examples. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for positions out of range.
+    column `biases`. `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N]. `sizes` [s]: the
+    number of examples in the batch of each step. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for
+    positions out of range.
     """
     from .regression_loops import descend_each
 

@@ -10,9 +10,9 @@ The low stream starts at the bit after the unary stream. Bits are packed from th
 positions, the parameter b and the size of the vector are sent separately. The functions `pack_rows` and `unpack_rows` allow a different
 parameter for each position.
 
-The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. The parameter b* is the largest b with
-(1 − p)^(2^(b−1)) ≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is
-the same on every machine.
+The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. Let p = count/numel and φ = (√5 + 1)/2.
+The parameter b* is the largest b ≥ 1 with (1 − p)^(2^(b−1)) ≥ φ − 1, or 0 if there is no such b. The parameter b* is computed in integers,
+so that it is the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import FrameError
 
-WIDEST = 40  # largest parameter b; even in damaged codes, positions are then below 2^63
+WIDEST = 40  # largest parameter b; small enough that no position in a damaged code reaches 2^63
 SPARE = 8  # number of zero bytes after the last code, needed because eight bytes are read at a time
 AFTER = bytes(SPARE)
 MANY = 1_000  # importing the compiled loops saves time if there are at least this many positions

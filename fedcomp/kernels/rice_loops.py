@@ -108,8 +108,8 @@ def _put(out, at, width, value):
 def pack(rest, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r], with fields[r] numbers that precede its code. `values` and `widths`: these numbers, row after row, and
-    the number of bits of each number.
+    Row r starts at bit starts[r], with fields[r] numbers, and continues with its code. `values` contains these numbers for all rows, and
+    `widths` the number of bits of each number.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -142,9 +142,9 @@ def best_parameter(rest, low, high):
 def best_blocks(rest, each, begins, unit, sizes, gain):
     """Find the shortest code in blocks for a row (see positions.py), and write the Rice parameter of each position to `each`.
 
-    Return the block size exponent and the offset width. If blocks save no more than the fraction 2^-gain of the bytes of the code without
-    blocks, return 0, 0 and leave `each` unchanged. `begins`: the lowest possible Rice parameter of a block for each offset width, starting
-    with width 2. `sizes`: number of block size exponents to try.
+    Return the block size exponent and the offset width. If blocks save too little (at most the fraction 2^-gain of the bytes), return 0, 0
+    and leave `each` unchanged. `begins`: the lowest possible Rice parameter of a block for each offset width, starting with width 2.
+    `sizes`: number of block size exponents to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit

@@ -66,12 +66,12 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
     """
     exact_levels = levels.astype(np.float64)
     # The edges divide the numbers into cells: a value is in cell i if exactly i edges are less than or equal to the value. With `nearest`,
-    # the value is rounded to level i, otherwise to level i or i + 1.
+    # a value in cell i is rounded to level i. Otherwise, it is rounded to level i or i + 1.
     exact_edges = (exact_levels[1:] + exact_levels[:-1]) / 2 if nearest else exact_levels[1:-1]
     # The edges are rounded up to float32, so that each float32 value is in the same cell as with the exact edges.
     edges = exact_edges.astype(np.float32)
     edges = np.where(edges < exact_edges, np.nextafter(edges, np.float32(np.inf)), edges)
-    # The slope with which the probability of rounding up increases in each cell, in fixed point.
+    # The probability of rounding up increases linearly within each cell. The slopes are in fixed point.
     slopes = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(exact_levels), 0.0)
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "levels", edges, exact_levels, slopes, seed=seed)
@@ -84,9 +84,10 @@ def max_shift(largest: float) -> int:
 
 
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return a histogram of x with at most 65537 bins: the mean of each nonempty bin, float64, ascending, and its count, int64.
+    """Return a histogram of x: the mean of each nonempty bin (float64, ascending), and the number of values in each of these bins (int64).
 
-    A bin is a range of float32 bit patterns. The width of a bin is at most 2⁻⁷ times its values, and less if all values are close together.
+    There are at most 65537 bins. A bin covers an interval of float32 numbers, whose width is at most 2⁻⁷ of the numbers, except close to 0.
+    Bins are narrower if all values of x are close together.
     """
     from . import rounding_loops
 

@@ -36,7 +36,7 @@ def powers(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         for i in range(uint64(min(N_WORDS, x.size - first))):
             bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
-            # A carry from the mantissa increases the exponent, which is the code.
+            # If this addition carries out of the mantissa, the exponent increases by one. The code is the exponent.
             bits += words[i] >> uint32(32 - MANTISSA_BITS)
             out[uint64(first) + i] = bits >> uint32(MANTISSA_BITS)
 
@@ -62,7 +62,8 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first_bin, bin_bits, table):
-    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the lowest `bin_bits` bits of keys.
+    """Add the values x·factor to a histogram. table[0] counts the values in each bin. table[1] adds up the lowest `bin_bits` bits of their
+    keys.
 
     `first_bin`: the value of key >> bin_bits for bin 0. Keys: see `rounding._keys`.
     """

@@ -211,8 +211,8 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # The threshold `floor` is the key with this rank in the sample. The rank is the expected number of the k largest keys in the sample
-    # plus 4 standard deviations, so almost certainly at least k keys reach the threshold.
+    # The threshold `floor` is the key with this rank in the sample. The sample is expected to contain k · share of the k largest keys. The
+    # rank is more than 4 standard deviations higher, so the k largest keys almost certainly reach the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)

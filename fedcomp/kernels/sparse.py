@@ -23,8 +23,8 @@ def add_all_at(
     """Add sparse updates to a vector in place: for each update j, in order, add weights[j]·values[j] to into[positions[j]].
 
     `into`: contiguous float32 [n], on any device. Positions are int64, ascending. A product is rounded to float32 before it is added, so
-    all devices compute the same bits. The time is proportional to the number of positions, not to n. Raises IndexError, with `into`
-    unchanged, if a position is not in 0..n−1.
+    all devices compute the same bits. The time is proportional to the number of positions, not to n. Raises IndexError if a position is not
+    in 0..n−1; `into` then stays unchanged.
     """
     numel, sizes = into.numel(), [at.size for at in positions]
     for at, size in zip(positions, sizes):

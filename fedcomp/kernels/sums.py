@@ -19,7 +19,7 @@ UNIT = 149  # A float32 is an integer times 2^-UNIT
 ROOT_BITS = 65  # number of fractional bits of a square root, more than float64 has
 # Number of elements that are summed at a time, on CPUs and on GPUs.
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
-# a column sum adds blocks of about BLOCK elements, but at least MIN_BLOCK_ROWS rows
+# A block of `column_sides` has about BLOCK elements, and at least MIN_BLOCK_ROWS rows.
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64
 LANES = 64  # number of columns into which `column_sides` divides a single column
 TILE = 4096  # number of columns that are sorted at a time, chosen to fit in the cache
@@ -79,10 +79,11 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. No array has rounding errors. The argument v is overwritten.
+    """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. The arrays have no rounding errors. The argument v is
+    overwritten.
 
-    Every step splits off the leading bits of all elements: so many bits that their float64 sum has no rounding errors in any order of
-    addition.
+    Each step subtracts the leading bits from all elements, and yields the sum of these bits. The number of leading bits is chosen so that
+    the float64 sum has no rounding errors in any order of addition.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -100,12 +101,13 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums (float64) and the counts (int64), both [2, columns], of the entries ≥ 0 and of the negative entries in each column.
+    """Return the sums (float64) and the counts (int64) of the entries in each column, both [2, columns].
 
-    x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but every machine computes them in the same order.
-    The CPU adds the rows of a block one after the other in float64, and then the sums of the blocks one after the other. A block has about
-    BLOCK elements, but at least MIN_BLOCK_ROWS rows. A single column is divided into LANES columns and a remainder, and the sums of these
-    parts are added in order.
+    Row 0 of the arrays is for entries ≥ 0, and row 1 for negative entries. x [rows · columns] must be finite, nonempty and row-major.
+
+    The sums are not exact, but every machine computes them in the same order, on the CPU and in float64: first the rows of each block are
+    added, and then the sums of the blocks. A single column is divided into LANES columns and a remainder, and the sums of these parts are
+    added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)

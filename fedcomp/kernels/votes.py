@@ -42,13 +42,13 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays, int64 [m]: how many coordinates each voter lost, and how many of these by a margin of at least `margin` ≥ 1.
+    """Return the number of coordinates that each voter lost, and the number that it lost by at least `margin` ≥ 1, as int64 [m].
 
     A voter loses a coordinate if its vote differs from the packed `result`. If `ones` of m votes are positive, the margin is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
-    # The margin is reached if at least `high` votes are positive, or fewer than `low`.
+    # The margin is reached if at least `high` votes are positive, or if fewer than `low` votes are positive.
     high, low = (len(arrays) + margin + 1) // 2, (len(arrays) - margin) // 2 + 1
 
     def work(start: int, stop: int) -> np.ndarray:

@@ -3,12 +3,15 @@
 Chen et al., "AdaComp: adaptive residual gradient compression for data-parallel distributed training", AAAI 2018, algorithm 2. With the
 residual e and the update x, a client computes:
 
-    G = e + x,  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − (accepted update).
+    G = e + x
+    H = G + x
+    send sign(G_i)·s at each coordinate i where |H_i| is at least the largest |G_j| in the bin of i
+    e ← G − (accepted update)
 
-A bin is a group of T consecutive coordinates. The scale s is computed from the largest |G_i| of each bin, as the mean over all bins. The
-paper uses T = 50 for convolutions, T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its
-own scale s. Without `@layer`, the model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the
-codec's option `density` has no effect. A coordinate i with G_i = 0 is never sent.
+A bin is a group of T consecutive coordinates. The scale s is the mean of the largest |G_j| of each bin over all bins. The paper uses T = 50
+for convolutions, T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s.
+Without `@layer`, the model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the codec's
+option `density` has no effect. A coordinate i with G_i = 0 is never sent.
 """
 
 import math

@@ -139,7 +139,7 @@ class Memory(ABC):
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """Return the next frame of the pending proposal, for memories that send several frames for an update.
 
-        Raises ConfigError, with the memory unchanged, if no proposal is pending, or if this memory sends only one frame per proposal.
+        Raises ConfigError if no proposal is pending, or if this memory sends only one frame per proposal. The memory then stays unchanged.
         """
         if self.pending is None:
             raise ConfigError("no proposal is pending; call propose() before proceed()")

@@ -1,9 +1,13 @@
 """Deep gradient compression (DGC): error feedback with momentum. Momentum is applied before the codec selects coordinates.
 
-Lin, Han, Mao, Wang and Dally, "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018. With
-the update x, the velocity u, the sum v of unsent velocities, the momentum factor m, the codec C, and N clients in a round (option `nodes`):
+Lin, Han, Mao, Wang and Dally, "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018. A
+client computes, with its update x, the codec C and the momentum factor m:
 
-    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  set u and v to zero where C(v) was accepted.
+    x ← x · min(1, clip / (√N ‖x‖))     clipping, where N (option `nodes`) is the number of clients in a round
+    u ← m·u + x                         the velocity
+    v ← v + u                           the sum of unsent velocities
+    send C(v)
+    set u and v to zero where C(v) was accepted
 
 Momentum correction: the velocity u is added to v, so a coordinate that is sent late has the same momentum as without compression. Momentum
 factor masking: once a coordinate is sent, its velocity is stale and is set to zero. As in the paper, v is also set to zero at sent

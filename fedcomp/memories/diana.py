@@ -7,8 +7,9 @@ x, the client's shift h, and the codec C with variance bound ω (`Codec.variance
     The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round. This update is unbiased.
 
 With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not only the mean, so that a
-single client can start again without state. Before the first accepted update of a client, its shift h is 0. With a robust strategy or
-`--clip-update`, the server aggregates h + C(x − h) over the clients in the round only, to bound the influence of each client.
+single client can start again without state. Before the first accepted update of a client, its shift h is 0. A robust strategy or
+`--clip-update` must bound the influence of each client. The server then aggregates h + C(x − h) of the clients in the round, and ignores
+the shifts of all other clients.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class Diana(ShiftMemory):
 
     @property
     def step(self) -> float:
-        """The step size α of the shift. Client and server need the same α, so a density schedule does not change α."""
+        """The step size α of the shift. A density schedule does not change α, so that client and server always have the same α."""
         alpha = self.options.alpha
         return self._bound(self._configured_codec) if alpha is None else alpha
 

@@ -3,7 +3,9 @@
 Wu, Huang, Huang and Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization", ICML 2018. With
 the update x, the accumulated error h and the codec C:
 
-    y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x.
+    y = x + α·h
+    send C(y)
+    h ← β·h + (x − C(y)) if C(y) is accepted, else h ← β·h + x
 
 The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A contractive codec with contraction δ has γ = 1 − δ. An
 unbiased codec with variance bound ω has γ = ω. After an accepted frame, the new error is (y − C(y)) + (β − α)·h, so an old error h shrinks
@@ -11,9 +13,9 @@ if α²γ + (β − α)² < 1. Options with α²γ + (β − α)² ≥ 1 are rej
 a coordinate that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory
 `residual`.
 
-For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. With a smaller α,
-a sparse codec would rarely select coordinates with old errors. With the default α and β, the error stays bounded for every contractive
-codec, and for every unbiased codec with a variance bound ω of at most 1.1.
+For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. If α were below β,
+old errors would count too little when the codec selects coordinates. With the default α and β, the error stays bounded for every
+contractive codec, and for every unbiased codec with a variance bound ω of at most 1.1.
 """
 
 import math
@@ -25,7 +27,7 @@ from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # factor that keeps the α suggested in an error message below its limit
+SAFE = 0.9  # an error message suggests SAFE times the largest allowed α and β
 
 
 @dataclass(frozen=True)

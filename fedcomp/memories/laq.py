@@ -1,19 +1,20 @@
 """LAQ: a client sends the difference between its update and the server's estimate, but only if this difference is large enough.
 
 Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated quantized gradients", NeurIPS 2019. With
-the update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and η, the server's learning rate
-(`--server-lr`):
+the update x, the codec C, and the estimate q of x that client and server store:
 
-    δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
-    else send δQ, and client and server set q ← q + δQ;  the server moves the model by η times the mean of all q.
+    δQ = C(x − q)
+    skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row
+    else send δQ, and client and server set q ← q + δQ
+    the server moves the model by η times the mean of all q
 
-The codec's error is ε = x − q − δQ in this round, and ε̂ in the last accepted proposal. As in the authors' code, the threshold covers D =
-10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η²,
-since the paper's model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits corresponds to
-`qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Codecs other than this quantizer also work if their error is small. With a
-large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip as many rounds as they may. With the option `errors=0`, this memory is LAG
-(Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with any contractive codec. The mean includes the estimates q of clients that skip
-the round or are not in the round.
+In the threshold, θ^k is the model in round k, and η is the server's learning rate (`--server-lr`). Let ε = x − q − δQ be the codec's error
+in this round, and ε̂ its error in the last accepted proposal. As in the authors' code, the threshold covers D = 10 model steps, each with
+the weight ξ_d = 0.8/D. A client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η², because its model moves by
+α times the sum over M workers. The paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1)
+− 1. Codecs other than this quantizer also work if their error is small. With a large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients
+skip as many rounds as they may. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with
+any contractive codec. The mean includes the estimates q of clients that skip the round or are not in the round.
 """
 
 import json
@@ -94,7 +95,7 @@ class LAQ(ShiftMemory):
     Options = LAQOptions
     counterpart = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
-    # Squared norm of the codec's error in the last accepted proposal, divided by the square of the `rate` of its round.
+    # Squared norm of the codec's error in the last accepted proposal, divided by the squared learning rate (`rate`) of that round.
     error: float = 0.0
     pending_error: float = 0.0  # `error` for the pending proposal
 

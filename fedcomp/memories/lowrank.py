@@ -1,15 +1,19 @@
 """The memory of PowerSGD: error feedback for matrices that are sent as low-rank factors.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithms 1
-and 2. With the residual e and the update x:
+and 2. With the residual e and the update x, a client computes for each matrix M of e:
 
-    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of the columns of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update
-    is accepted.
+    e ← e + x
+    P = M Q
+    P̂ = an orthonormal basis of the columns of P
+    Q' = Mᵀ P̂
+    M ← M − P̂ Q'ᵀ, if the update is accepted
 
 With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a round. Before the phase `left`, the
 server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂, which it computes from the mean of
-the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame determine the accepted update. With
-any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the next Q.
+the clients' P. The frame of the phase `right` also contains the tensors that are not matrices. The accepted update is computed from this
+frame and P̂. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the
+next Q.
 """
 
 from collections.abc import Iterable, Sequence
@@ -158,7 +162,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factors of the matrices in `update`, as bytes, in a dict whose keys are the `start_name` of each matrix."""
+    """Return the right factor of each matrix in `update` as bytes, by the `start_name` of the matrix."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

@@ -13,7 +13,7 @@ SENT_ALL = b""  # value of `pending` if the pending frame contains all coordinat
 
 
 class NoMemory(Memory):
-    """A memory without state. If the codec is lossless, the pending frame is not stored, because it is as large as the model."""
+    """A memory without state. With a lossless codec, `pending` is SENT_ALL instead of the frame, which would be as large as the model."""
 
     name = "none"
 

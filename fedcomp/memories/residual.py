@@ -4,12 +4,14 @@ Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2
 memory", NeurIPS 2018. Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD", ICML 2019. With the update x, the residual e
 and the codec C:
 
-    a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
+    a = x + e
+    send C(a)
+    e ← a − C(a) if C(a) is accepted, else e ← a
 
 After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. While a proposal is
 pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from `residual`, and `rollback` does not change `residual`.
 
-With a lossless codec, the pending frame contains the sum a, so `residual` does not store this sum a second time.
+With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of the sum.
 
 The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
 Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).

@@ -1,7 +1,11 @@
 """Base classes of memories that send the difference between an update and a *shift*, a vector that client and server both store and change
-in the same way. With the update x, the codec C, and η, which is the learning rate of the round divided by --lr:
+in the same way. With the update x and the codec C:
 
-    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
+    send C(x − η·shift)
+    shift ← shift + step·C(x − η·shift)/η, if the frame is accepted
+    the server's estimate of x is η·shift + C(x − η·shift)
+
+The factor η is the learning rate of the round, divided by --lr.
 
 Updates grow with the learning rate. Shifts are therefore stored for η = 1. When a schedule or a warm-up changes the learning rate, all
 shifts stay valid, including the shifts of clients that are not in the round. If a schedule changes the local steps or the batch size,
@@ -104,7 +108,7 @@ class Estimate(Update):
 class ShiftCounterpart(Counterpart):
     """The shifts that the server stores: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
-    # Whether the mean includes clients without an accepted update in the round. The shift of such a client takes the place of its update.
+    # Whether the mean includes the shifts of clients that have no accepted update in the round.
     counts_absent = False
 
     def __init__(self, memory: ShiftMemory):

@@ -1,14 +1,19 @@
 """The memory of sketched SGD: a client sends a sketch of its residual, and then exact values at the coordinates that the server requests.
 
-Ivkin et al., "Communication-efficient distributed SGD with sketching", NeurIPS 2019, algorithm 3. With the update x, the momentum u, the
-momentum factor m and the residual v:
+Ivkin et al., "Communication-efficient distributed SGD with sketching", NeurIPS 2019, algorithm 3. With the update x and the momentum factor
+m:
 
-    u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  set u and v to zero where accepted.
+    u ← m·u + x     the momentum
+    v ← v + u       the residual
+    send the sketch S(v)
+    send the values of v at the candidates that the server announces
+    set u and v to zero where the values were accepted
 
 The candidates are coordinates that the server expects to be large. The memory works only with the strategy `sketched-sgd`, in which a
-client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values. If m = 0, the sum of all
-accepted values plus the residual therefore equals the sum of all updates. The server sends back the positions of candidates that it did not
-use, without values, since the client knows the values. With any other strategy, a client would not know which part of its sketch was used.
+client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values, so no error is lost:
+without momentum (m = 0), the residual plus the sum of all accepted values equals the sum of all updates. The server sends back the
+positions of candidates that it did not use, without values, since the client knows the values. With any other strategy, a client would not
+know which part of its sketch was used.
 """
 
 from collections.abc import Sequence

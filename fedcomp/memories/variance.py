@@ -1,14 +1,18 @@
 """Variance-based gradient compression: a coordinate is sent once its summed gradient is large compared to the gradient's variance.
 
 Tsuzuku, Imachi and Akiba, "Variance-based gradient compression for efficient distributed deep learning", ICLR 2018 (workshop), algorithm 1.
-With the gradients g of the local steps, and factors α and ζ:
+With the gradients g of the local steps, a factor α and a decay ζ:
 
-    r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  set r and v to zero where accepted, and v ← ζ·v elsewhere.
+    r ← r + Σ g
+    v ← v + Σ g²
+    send e at the coordinates where r² > α·v
+    set r and v to zero at accepted coordinates, and v ← ζ·v at all other coordinates
 
-In the paper, the sums Σ g and Σ g² are over the examples of a batch. The client sends the accumulated update e (`residual`), which for
-plain SGD with the learning rate η is −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of
-g and g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no
-effect. The most suitable codec is `topk`, since the magnitudes of the selected coordinates differ widely.
+In the paper, the sums Σ g and Σ g² are over the examples of a batch. The accumulated update e is the attribute `residual`. For plain SGD
+with the learning rate η, e = −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of g and
+g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no effect.
+The most suitable codec is `topk`, which sends exact values. A codec that sends one magnitude for all coordinates is less accurate, because
+the magnitudes differ widely.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              E is a one-time X25519 public key of the sender, with the private key e.
              The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
-             The wrap for voter v contains v, the key R on the voter's card, and K, encrypted by ChaCha20-Poly1305 with the key
-             HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)).
+             The wrap for voter v contains v, the key R on the voter's card, and the encrypted key K.
+             K is encrypted by ChaCha20-Poly1305 with the key HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)).
              The sender's signature σ covers (slot, h, d), where d is SHA-256(slot, E, wraps, c).
     Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes the slot.
 
@@ -39,7 +39,8 @@ KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
 HALF = 48  # size in bytes of each of the two numbers in a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
-HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # start of a ballot: E, h, σ, number of wraps
+# Fields at the start of a ballot: key E, commitment h, signature, number of wraps
+HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # fields of a wrap: voter, key R, encrypted K
 NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
 
@@ -202,11 +203,10 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a voter's complaint is justified: whether the private key of its card (public key `public`) cannot open the
-        ballot.
+        """Return whether a voter's complaint is justified: the private key of the voter's card cannot open the ballot.
 
-        The ballot must contain the public key of the card, so that a voter cannot accuse a sender with a card that the sender never
-        received.
+        Returns False if the ballot does not contain `public`, the public key of the card. A voter could otherwise complain about a card
+        that the sender never received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False
