@@ -167,7 +167,6 @@ class Port:
             if stream.peer in self._used:
                 reason = "this connection was already used to join; open a new connection for each attempt"
                 raise self.admission.refusal("second stream", reason)
-            self.traffic.find(stream.peer)
             self.admission.check_key(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -274,7 +273,7 @@ class Port:
             stream.pinged = False
         elif stream.relay is not None:
             stream.relay.handle(kind, reader)
-            self.traffic.read(stream.peer)
+            self.traffic.find(stream.peer)
         elif kind is Kind.HELLO and stream.invitation is None:
             self._handle_hello(stream, reader)
         elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
@@ -323,7 +322,7 @@ class Port:
         else:
             report = wire.limit_texts(wire.decode_report(reader, assignment))
             self.pending.answer(stream.client, report)
-            self.traffic.read(stream.peer)
+            self.traffic.find(stream.peer)
 
     # Joins.
 

@@ -84,7 +84,8 @@ class PortTraffic:
     def __init__(self) -> None:
         # Open connections by peer: the file descriptor and the last byte counts.
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
-        self._clients: dict[Peer, int] = {}  # clients of open connections
+        # Clients of open connections. A new connection may be missing in `_live`, because looking for connections takes time.
+        self._clients: dict[Peer, int] = {}
         # Sums of the bytes of ended connections, in total and by client.
         self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
         # Connections that `cut` has shut down but that are still in `_live`.
@@ -101,16 +102,13 @@ class PortTraffic:
         return len(self._live)
 
     def find(self, peer: Peer | None) -> None:
-        """Look for a new connection."""
-        if self.port is not None:
+        """Look for a connection if it is unknown, and read its byte counters."""
+        if self.port is not None and peer is not None and self.read(peer) is None:
             self._find()
-            # `_find` overlooks a new connection with the file descriptor of an ended connection; `read_all` finds the new connection.
-            if peer not in self._live:
-                self.read_all()
 
     def assign(self, peer: Peer | None, client: int) -> None:
-        """Count the bytes of an open connection for a client."""
-        if peer is not None and peer in self._live:
+        """Count the bytes of a connection for a client."""
+        if self.port is not None and peer is not None:
             self._clients[peer] = client
 
     def read(self, peer: Peer | None) -> WireBytes | None:
@@ -135,11 +133,15 @@ class PortTraffic:
         """
         if self.port is None:
             return None
-        for stream in streams:
-            self.read(stream.peer)
+        peers = [stream.peer for stream in streams if stream.peer is not None]
+        for peer in peers:
+            self.read(peer)
+        if not self._live.keys() >= set(peers):
+            self.read_all()
         by_client = dict(self._ended_by_client)
         for peer, client in self._clients.items():
-            by_client[client] = by_client.get(client, WireBytes()).plus(self._live[peer][1])
+            if peer in self._live:
+                by_client[client] = by_client.get(client, WireBytes()).plus(self._live[peer][1])
         return TrafficReport(self._total(), by_client)
 
     def floods(
@@ -185,6 +187,8 @@ class PortTraffic:
                     connection.shutdown(socket.SHUT_RDWR)
                     while connection.recv(1 << 20, socket.MSG_DONTWAIT):
                         pass
+        else:  # the connection has ended before it was found
+            self._clients.pop(peer, None)
 
     def _forget(self, peer: Peer) -> WireBytes:
         """Count a connection as ended, and return the last reading of its byte counters."""
