@@ -134,6 +134,17 @@ class Request:
     answer: Future[Any] = field(default_factory=Future)
 
 
+def _save(clients: Sequence[HostedClient]) -> dict[int, Exception]:
+    """Save the states of clients. Return the errors of the clients that could not be saved, by client id."""
+    errors: dict[int, Exception] = {}
+    for hosted in clients:
+        try:
+            hosted.client.save()
+        except Exception as error:
+            errors[hosted.id] = error
+    return errors
+
+
 class ClientProcess:
     """A process with one or more clients.
 
@@ -216,10 +227,17 @@ class ClientProcess:
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
         # Save in a few large tasks, because handing a task to a thread takes longer than saving a small state.
-        answered = [*zip(assigned, reports, downlink_bytes, strict=True)]
-        groups = [answered[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(answered)))]
-        for _ in savers.map(self._save, groups):
-            pass
+        hosted = [request.hosted for request, _ in assigned]
+        groups = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
+        errors = {id: error for failed in savers.map(_save, groups) for id, error in failed.items()}
+        answered = zip(assigned, reports, downlink_bytes, strict=True)
+        for (request, assignment), report, down_bytes in answered:
+            if error := errors.get(request.hosted.id):
+                request.answer.set_exception(error)
+                continue
+            if report is not None:
+                self._log_answer(request.hosted, assignment, report, down_bytes)
+            request.answer.set_result(report)
 
     def _join(self, request: Request, invitation: Invitation) -> None:
         client = request.hosted.client
@@ -232,25 +250,14 @@ class ClientProcess:
             self._queue_message(request.hosted, joined)
             request.answer.set_result(presence)
 
-    def _save(
-        self, answered: Sequence[tuple[tuple[Request, Assignment], Report | None, int]]
+    def _log_answer(
+        self, hosted: HostedClient, assignment: Assignment, report: Report, downlink_bytes: int
     ) -> None:
-        """Save the states of clients, log their reports, and pass the reports to the I/O thread. Runs in a thread of its own."""
-        for (request, assignment), report, downlink_bytes in answered:
-            hosted = request.hosted
-            try:
-                hosted.client.save()
-            except Exception as error:
-                request.answer.set_exception(error)
-                continue
-            if report is not None:
-                message = log_messages.answered(assignment, report, downlink_bytes)
-                self._queue_message(hosted, message)
-                if report.kind == UPDATE and (
-                    others := unknown_keys(assignment, hosted.client.round_state)
-                ):
-                    self._queue_message(hosted, log_messages.unknown(assignment, others))
-            request.answer.set_result(report)
+        self._queue_message(hosted, log_messages.answered(assignment, report, downlink_bytes))
+        if report.kind == UPDATE and (
+            others := unknown_keys(assignment, hosted.client.round_state)
+        ):
+            self._queue_message(hosted, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
         """Pass queued log messages to `log_message`."""
