@@ -23,7 +23,7 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """Raised if a download cannot be applied to the client's version of the model. The client then needs a download with all weights."""
+    """Raised if a download cannot be applied to the client's version of the model, so that the client needs a download with all weights."""
 
 
 class Replica:
@@ -70,7 +70,8 @@ class Replica:
         """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
         A download of several frames (encoded updates) can be applied if `version` is the model version before or after one of the frames.
-        If the server did not receive the client's previous report, it sends the client frames that the client has already applied.
+        The download may contain frames that the client has already applied, since the server may not have received the client's previous
+        report.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

@@ -57,7 +57,7 @@ class ClientHook:
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
         """Divide assignments into groups that the session handles one after the other.
 
-        Return pairs of a hashable key and the assignments of the group.
+        Return a pair (key, assignments) for each group; the keys must be hashable.
         """
         return [(None, list(assignments))] if assignments else []
 
@@ -132,8 +132,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, and store the ticket (hash) of each frame in the client's state.
 
-        The tensor `updates` [m, numel] may be overwritten. `updates` is None in later phases of a round, in which each memory encodes a
-        further frame of the client's pending update. If a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. In later phases of a round, `updates` is None: the clients send further frames
+        of the updates that their memories already hold. If a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -165,9 +165,9 @@ class EncodingSession:
 class ClientSession(EncodingSession):
     """A session that trains its clients, and answers assignments with reports.
 
-    With `keeps_rounds`, a client's round state is kept until this client starts another round; otherwise, until any client starts another
-    round. `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are
-    freed once they are applied.
+    A client's round state is deleted when any client starts another round or, with `keeps_rounds`, when this client starts another round.
+    `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
+    they are applied.
     """
 
     def __init__(
@@ -252,8 +252,9 @@ class ClientSession(EncodingSession):
     def _evaluate(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
-        """Evaluate the model on the held-out data of the clients whose assignments ask for it. Return the assignments of clients that did
-        not fail, and the metrics by client.
+        """Evaluate the model on the held-out data of each client whose assignment asks for an evaluation.
+
+        Return the assignments of clients that did not fail, and the metrics by client.
         """
         measured: dict[int, ReportedMetrics] = {}
         if self.evaluator is not None and any(a.evaluate for a in assignments):

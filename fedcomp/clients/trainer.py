@@ -48,8 +48,8 @@ class Trainer:
         all_shards: Shards | None = None,
         at_once: int = 1,
     ):
-        """`all_shards`, by default `shards`, has the example indices of all clients of the run, for algorithms that train on data
-        partitions.
+        """`all_shards` has the example indices of all clients of the run, which algorithms that train on data partitions need. The default
+        is `shards`.
 
         `at_once` is the number of clients or partitions whose updates are in memory at the same time.
         """
@@ -57,8 +57,8 @@ class Trainer:
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # Results of the current round, by id(data) and partition. A result has two parts: the summary of the update or an exception, and
-        # the mean loss.
+        # Maps (id of the data, partition) to a pair of the current round: (summary of the update, mean loss). If training failed, an
+        # exception replaces the summary.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:

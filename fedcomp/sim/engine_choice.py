@@ -28,7 +28,7 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Bytes for the weights and activations of the clients in a batch on a CPU. They should fit into the CPU's caches.
+# Limit, in bytes, for the weights and activations of the clients in a batch on a CPU, so that these tensors fit into the CPU's caches.
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit, in bytes, for the weights of all clients in a batch on a CPU
 CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for the clients in a batch
@@ -141,14 +141,14 @@ def unbatched_reason(
         return f"clients cannot be batched {obstacle}"
     if device.type == "cuda":
         several = clients_at_once(model, device, largest_batch(config)) > 1
-        return "" if several else "a quarter of the GPU's memory does not hold two clients"
+        return "" if several else "two clients do not fit into a quarter of the GPU's memory"
     return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
     """Return the obstacle to training clients in one batch, such as "with --optimizer adamw", or "" if there is none.
 
-    Recurrent layers, and layers that draw random numbers or keep running statistics, are obstacles.
+    Recurrent layers, layers that draw random numbers, and layers that keep running statistics cannot be batched.
     """
     sgd = LocalSGD.from_config(config)
     obstacles = {
@@ -258,6 +258,6 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     at_once = max(1, int(CPU_BYTES / client_bytes))
     if not _is_dense(model):
         return at_once
-    # A batch of few clients is no faster than the serial engine, so a batch may have 16 clients even if they need more than CPU_BYTES.
-    # Batches of large models are never faster, so CPU_WEIGHTS_BYTES limits the number of clients.
+    # The batched engine is faster than the serial engine only if a batch has many clients, so 16 clients may use more than CPU_BYTES. For
+    # large models, the batched engine is never faster, so CPU_WEIGHTS_BYTES limits their batches.
     return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

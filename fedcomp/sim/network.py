@@ -1,10 +1,10 @@
 """The virtual network of a simulation: each client's link to the server, and each client's speed of training.
 
-    seconds of an exchange = latency + bytes down / down + steps · step · s + bytes up / up + latency
+    seconds of an exchange = latency + downloaded bytes / down + local steps · step · s + uploaded bytes / up + latency
 
-In an exchange, a client downloads an assignment, trains for a number of local steps and uploads its answer. The options `up` and `down` are
-in bytes per second, and `latency` and `step` (the duration of a local step) in seconds. The factor s is 1, unless the options `swing` and
-`stall` make a client's speed differ between rounds.
+In an exchange, a client downloads an assignment, trains, and uploads its answer. The options `up` and `down` are in bytes per second, and
+`latency` and `step` (the duration of a local step) in seconds. The factor s is 1, unless the options `swing` and `stall` make a client's
+speed differ between rounds.
 
 `--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from
 a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. In the network `lognormal`, the options are medians
@@ -35,7 +35,7 @@ from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
 CHUNK = 1024  # number of periods for which a client's absences are drawn together
-# Smallest value of `stretch`: the time for which a server waits for a client to reconnect.
+# Smallest value of the option `stretch` (the length of a period). A server also waits this long for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
@@ -78,7 +78,7 @@ class Uniform:
     down: Rate = Rate(1e6)
     latency: Seconds = Seconds(0.05)  # delay of a message in one direction
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
-    # Standard deviation of the logarithms of the factors that are drawn for each client.
+    # Each client's values are multiplied by random factors, whose logarithms have this standard deviation.
     spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # length of a period in which a client is absent or present

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-# Fraction of the free memory of the device or the host that the vectors of all clients may use.
+# The vectors of all clients may use this fraction of the free memory (of the device or the host).
 MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")

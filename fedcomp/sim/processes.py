@@ -38,9 +38,10 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 
 # Seconds for which this process trains clients itself before it starts workers.
 LOCAL_TRAINING_S = 0.5
-# The run fails when this number of workers in a row have died before they were ready.
+# The run fails after this number of consecutive failed starts: workers that died before they had loaded the task.
 MAX_FAILED_STARTS = 3
-# The run fails when MAX_DEATHS_PER_WORKER × max(3, number of workers) workers have died since a worker last trained a client.
+# The run fails if too many workers in a row die before one of them trains a client. The limit is this constant times the number of
+# workers, which counts as at least 3.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -64,8 +65,9 @@ def unbatched_engine(device: torch.device) -> str:
 class SharedTensor:
     """A tensor in memory that processes of one machine share. A process that unpickles a SharedTensor gets a tensor with the same storage.
 
-    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a reference to the
-    SharedTensor until the other process has unpickled it. After unpickling, the memory exists as long as a tensor uses it.
+    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a reference to a
+    SharedTensor that you send to another process until that process has unpickled it. After unpickling, the memory exists as long as a
+    tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -89,8 +91,7 @@ class UpdateMemory:
     """Shared memory for the updates of a cohort. Not thread-safe.
 
     The memory is reused for the next cohort if the next updates have the same total size, and no tensor refers to the previous updates. New
-    memory is slow, because the operating system sets it to zero, one page at a time: with uncompressed updates of 1.6 M parameters, a round
-    of 50 clients takes 10 % longer.
+    memory would be slower, because the operating system fills new memory with zeros.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class UpdateMemory:
         unused, self._unused = self._unused, None
         if unused is None or unused.tensor.shape != (vectors, numel):
             unused = SharedTensor((vectors, numel))
-        # torch refers to this array as long as a tensor uses the stack.
+        # The array lives as long as a tensor that uses its memory, so the finalizer runs when the last of these tensors is freed.
         array = unused.tensor.numpy()[:]
         weakref.finalize(array, setattr, self, "_unused", unused).atexit = False
         return unused, torch.from_numpy(array)
@@ -178,8 +179,8 @@ class JobQueue:
 class WorkerEngine(Engine):
     """Engine with `count` worker processes, each of which loads the task of `config`.
 
-    With `local_training`, the parent process itself trains clients for the first LOCAL_TRAINING_S seconds, with `model`, so that short runs
-    start no workers. `warn` is called when a worker dies.
+    With `local_training`, the parent process trains clients itself for the first LOCAL_TRAINING_S seconds, so that short runs start no
+    workers. Only this local training uses `model`. `warn` is called when a worker dies.
     """
 
     device = torch.device("cpu")

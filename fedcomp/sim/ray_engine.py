@@ -5,8 +5,8 @@ actor has one core, one thread and, with --device cuda, a quarter of a GPU. The 
 and sends each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics
 are sent with a job and returned with its update. Every actor therefore computes bit for bit the update of the serial engine on one thread.
 
-Ray stores the data, and the weights with which a round starts, once per machine in its object store. Every machine of a cluster needs
-fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
+Ray's object store holds the data and the weights at the start of a round once per machine. Every machine of a cluster needs fedcomp[ray].
+If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
 """
 
 import importlib.util
@@ -88,8 +88,8 @@ class TrainingActor(TrainingWorker):
     ) -> TrainResult | str:
         """Train the client of `job`. Return the result, or an error message of one line.
 
-        `refs` maps names to references to objects in Ray's store. The object "data" is the training data, or None if the actor reads the
-        data itself. The object "start" is the weights before the first step.
+        `refs` maps names to references to objects in Ray's store. `refs["data"]` refers to the training data, or to None if the actor reads
+        the data itself. `refs["start"]` refers to the weights before the first step.
         """
         if error := self.load():
             return error
@@ -104,7 +104,7 @@ class TrainingActor(TrainingWorker):
     def _fetch(self, name: str, ref: Any) -> Any:
         """Return the data or tensors that `ref` refers to, on this actor's device.
 
-        For each `name` ("data" or "start"), the last result is cached.
+        The last data and the last start weights are cached; `name` is "data" or "start".
         """
         import ray
 
@@ -177,7 +177,7 @@ class RayEngine(Engine):
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        # Maps a pending Ray call to (position of the job, actor). The position is None while the actor restarts.
+        # Maps a pending Ray call to (position of the job, actor). A restart of an actor is also a pending call; its position is None.
         running: dict[Any, tuple[int | None, Any]] = {}
         while waiting or running:
             while waiting and idle:

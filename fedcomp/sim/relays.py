@@ -43,7 +43,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return the number of bytes that the clients have sent since the last call, and the number of updates without any bytes."""
+        """Return the number of bytes that the clients have sent since the last call, and the number of empty updates (zero bytes)."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

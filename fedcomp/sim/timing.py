@@ -3,13 +3,13 @@
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
 immediately, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the
 next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. In a deployment, older assignments that the client has not started have no effect. In the simulation, they
-change the client's state, since the simulation has already computed the answers to them. If a client goes offline before its answer
-arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits until the deadline or,
-without a deadline, until all other clients have answered.
+starts the newest assignment. In a deployment, older assignments that the client has not started have no effect. In the simulation, these
+older assignments change the client's state, since the simulation computes the answer to an assignment immediately. If a client goes offline
+before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits until the
+deadline or, without a deadline, until all other clients have answered.
 
-Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
-enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
+Cohorts are drawn from the clients that are online. If enough other clients are online, a client that missed a deadline is drawn only after
+its late answer has arrived (server/availability.py). While too few clients are online, virtual time advances.
 """
 
 import heapq
@@ -34,10 +34,10 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name of the timing state in a checkpoint
-MAX_SLOWDOWN = (
-    4.0  # mean duration of a round on the slowest client, divided by the fastest client's
-)
-MAX_SWING = 0.5  # a round's duration differs from the client's mean by at most this fraction
+# The mean duration of a round on the slowest client is at most this multiple of the mean duration on the fastest client.
+MAX_SLOWDOWN = 4.0
+# The duration of a client's round differs from the client's mean by at most this fraction of the mean.
+MAX_SWING = 0.5
 SILENT = "reply"  # `stage` of a report that replaces a missing answer
 TRAINED = "train", "encode"  # values of `stage` for failures during or after training
 
@@ -69,7 +69,7 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance the clock to `elapsed_s` seconds after the start of the exchange. If the clock is already later, do nothing."""
+        """Advance the clock to `elapsed_s` seconds after the start of the exchange. Never move the clock back."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
@@ -197,7 +197,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace a client's answer by `Lost` if the client goes offline before the arrival and is still offline GRACE_S seconds later."""
+        """Replace an answer by `Lost` if the client goes offline before the answer arrives and stays offline for GRACE_S seconds."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -210,11 +210,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`.
-
-        The result and `asked_s` are in seconds since the start of the exchange, which began at `began_s` (in seconds since the start of the
-        run).
-        """
+        """Return when a client starts an assignment that was sent at `asked_s`, in seconds since the start of the exchange."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)

@@ -87,7 +87,8 @@ def main(descriptor: int, parent_pid: int) -> None:
 
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
-        ) -> JobResult | str:  # when this function returns, Python frees its views of shared memory
+        ) -> JobResult | str:
+            # `start`, `data` and `updates` refer to shared memory, which this process releases when this function returns.
             return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()

@@ -96,7 +96,8 @@ class _PooledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indices, result = ctx.saved_tensors
-        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # keeps gradients where the result is NaN
+        # `<=` is false for NaN, so gradients where the result is NaN are kept.
+        grad_out = grad_out.masked_fill(result <= 0, 0.0)
         grad_x, grad_weight = pooled.gradients(
             x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
         )

@@ -42,7 +42,7 @@ class JobResult(NamedTuple):
 
     loss: float  # batch loss before each step, averaged over the steps
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
-    # State of the optimizer or train_fn, if the client keeps it.
+    # State of the optimizer or the train_fn, if the client keeps this state between rounds.
     state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # numbers that the train_fn returned, except the loss
     examples: int | None = None  # value of "examples" that the train_fn returned
@@ -80,8 +80,7 @@ class ClientEngine(ABC):
     ) -> JobResult | Exception:
         """Call `train_job` and return its result, or the exception if training fails.
 
-        If the user's code forks the process, exceptions in the child process are raised, not returned. Otherwise the child process would
-        continue the run as a copy of its parent.
+        If the user's code forks the process, exceptions in the child process are raised, so that the child process ends.
         """
         process = os.getpid()
         try:
@@ -176,7 +175,7 @@ class SequentialJobs(Engine):
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Context manager that seeds torch's global generators of the CPU and of `device`, and restores their states at the end.
 
-    It is faster than torch.random.fork_rng.
+    This context manager is faster than torch.random.fork_rng.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -303,7 +302,7 @@ class SerialEngine(ClientEngine):
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
         A parameter on which the loss does not depend has a zero gradient. Parameters that are not float32 are rounded to their precision
-        before the first step. The update is the trained weights minus the rounded start weights.
+        before the first step. The update is the difference between the weights after the last step and these rounded weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()

@@ -39,10 +39,9 @@ def evaluate(
     """Evaluate the model weights `weights` [numel] on the examples of `data` with the indices `rows`, by default on all examples.
 
     `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
-    do not change. A forward pass has 1,000 examples on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
-    format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has
-    an `evaluate_fn`, only this function is called. With `lenient`, the value of a metric is NaN if the metric raises an exception, for
-    example because a class has no examples.
+    do not change. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an
+    `evaluate_fn`, only this function is called. With `lenient`, the value of a metric is NaN if the metric raises an exception, for example
+    because a class has no examples.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

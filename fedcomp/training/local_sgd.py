@@ -93,7 +93,7 @@ class LocalSGD:
 
     @property
     def uses_descend(self) -> bool:
-        """Whether `Descent`, rather than a torch optimizer, takes the SGD steps. `Descent` can also train a stack of clients."""
+        """Whether local steps are computed by the class `Descent`; otherwise they are computed by a torch optimizer."""
         return (
             read_optimizer(self.optimizer).is_plain_sgd
             and self.accumulate == 1
@@ -215,7 +215,7 @@ class Descent:
         self.correction = views(traces.correction)
         self.anchors = views(base) if sgd.proximal else None
 
-    @torch.no_grad()  # required by torch 2.4 under vmap, because the weights require gradients there
+    @torch.no_grad()  # under vmap in torch 2.4, the weights require gradients
     def step(self, gradients: Tensors) -> None:
         """Take a step with gradients that are already clipped."""
         gradients = self.adjusted(gradients, self.sgd.weight_decay)

@@ -97,7 +97,7 @@ class OwnLoopEngine(ClientEngine):
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` changes the shape of a parameter or does not
         return a dict with a loss, or if `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN
-        or infinite and the update is finite. If the update is not finite, the encoder raises the error later.
+        or infinite but the update is finite. An update that is not finite raises an error later, when it is encoded.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows

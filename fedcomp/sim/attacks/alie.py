@@ -6,9 +6,9 @@ Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distri
 
 Every attacker sends the update x. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of
 each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the standard normal
-distribution function. For small f the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The option
-`shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves each coordinate of μ by z·σ
-towards zero and beyond, which reverses the sign if |μ| < z·σ.
+distribution function. For few attackers, the formula gives z ≤ 0, and μ is not shifted; set the option `z` to attack anyway. The option
+`shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` subtracts z·σ from positive
+coordinates of μ and adds z·σ to negative ones, so the sign of small coordinates is reversed.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-# Largest argument of Φ⁻¹: the formula gives 1 if the attackers are a majority, and Φ⁻¹(1) is infinite.
+# Limit for the argument of Φ⁻¹. The argument is 1 if the attackers are a majority, and Φ⁻¹(1) is infinite.
 MAX_PROBABILITY = 1 - 1e-6
 
 
@@ -45,7 +45,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula gives z < 0."""
+    """Return the shift z of the paper for f Byzantine clients in a cohort of n clients, but 0 instead of a negative z."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

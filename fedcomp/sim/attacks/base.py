@@ -36,8 +36,8 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # number of clients in the cohort that carry out this attack
     honest_clients: tuple[int, ...]  # ascending ids of the honest clients with finite updates
-    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, the updates of the attackers
-    # take their place.
+    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, these are the updates that
+    # the attackers trained.
     honest_updates: Tensor
 
 

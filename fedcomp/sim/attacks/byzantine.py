@@ -30,7 +30,7 @@ class AttackedCohort:
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    # Maps an honest client to its update, unless the update has NaN or infinity.
+    # Maps honest clients to their updates. Updates with NaN or infinity are left out.
     honest: dict[int, Tensor] = field(default_factory=dict)
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
@@ -166,7 +166,10 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from Byzantine client to attack. If an attack names no clients, its clients are drawn at random, with `seed`."""
+    """Return a dict from Byzantine client to attack.
+
+    If an attack does not name its clients, they are drawn at random.
+    """
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:

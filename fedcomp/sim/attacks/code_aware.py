@@ -4,10 +4,10 @@ Sohn, Han, Choi, Moon, "Election coding for distributed learning", NeurIPS 2020:
 
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-Here, x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids. Each row of G has a one
-for each data partition on which its client trains. If clients exchange ballots instead of sharing data, each row has a one for each sender
-whose ballot its client counts. The weight of a row is the number of its ones. Most clients have rows of small weight; an adversary that
-knows the allocation matrix G corrupts the clients with the heaviest rows. If the cohort has more clients than G has rows, the rows are
+Here, x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids. A client's row has a
+one for each data partition on which the client trains. In elections in which clients exchange ballots, a client's row has a one for each
+sender whose ballot the client counts. The weight of a row is the number of its ones. Most clients have rows of small weight; an adversary
+that knows the allocation matrix G corrupts the clients with the heaviest rows. If the cohort has more clients than G has rows, the rows are
 assigned to the clients cyclically.
 """
 

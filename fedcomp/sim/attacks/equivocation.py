@@ -1,9 +1,9 @@
 """The attack equivocation: send different ballots (encoded signs of an update) to different voters in an election.
 
-With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The sender can
-only deceive a voter by sending it an encrypted key that does not decrypt the ballot. A voter with an invalid key proves to the server that
-the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same ballot to all voters, and this
-attack has no effect.
+With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. Therefore a
+sender cannot send different ballots, but can send some voters an encrypted key that does not decrypt the ballot. A voter with an invalid
+key proves to the server that the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same
+ballot to all voters, and this attack has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence

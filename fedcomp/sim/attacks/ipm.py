@@ -1,4 +1,6 @@
-"""The attack inner product manipulation: make the inner product of the mean of all updates and the mean of the honest updates negative.
+"""The attack inner product manipulation: turn the mean of all updates against the mean of the honest updates.
+
+The inner product of these two means becomes negative if the attack succeeds.
 
 Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019, section 4:
 

@@ -4,9 +4,9 @@ Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-The honest updates x_i have the mean μ, and the attackers copy the update of client i*. The paper computes z over several warm-up rounds and
-then fixes i*. This implementation computes the direction z and the copied client i* anew in each round, since cohorts change. The option
-`of` sets the copied client i*. If the client in the option `of` is not in the cohort or its training failed, the formula chooses i*.
+The honest updates x_i have the mean μ, and the attackers copy the update of client i*. In the paper, the attackers choose this client once,
+after several warm-up rounds. In this implementation, they choose a client in each round, since cohorts change. The option `of` sets the
+copied client i*. If the client in the option `of` is not in the cohort or its training failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
@@ -44,6 +44,6 @@ def extreme_row(updates: Tensor) -> int:
         deviations = block - block.mean(0)
         gram += (deviations @ deviations.T).cpu()
         projections += (block @ deviations.T).cpu()
-    # The eigenvector v of the largest eigenvalue of `gram` gives the direction z = Σ_i v_i (x_i − μ).
+    # The last eigenvector belongs to the largest eigenvalue.
     _, eigenvectors = torch.linalg.eigh(gram)
     return int((projections @ eigenvectors[:, -1]).abs().argmax())

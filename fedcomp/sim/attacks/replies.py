@@ -1,8 +1,8 @@
 """Attacks that change a client's report (its answer to the server): NaN or infinity, malformed frames, or no answer.
 
 A Byzantine client uses error feedback like an honest client. The attack replaces the client's frame (encoded update), and computes the
-ticket (a digest) of the new frame. Even if the server accepts the new frame and confirms this ticket, error feedback does not know the
-ticket, and treats the update as lost.
+ticket (a digest) of the new frame. If the server accepts the new frame, the server confirms the new ticket. The client's error feedback
+knows only the ticket of the honest frame, and treats the update as lost.
 """
 
 import struct
@@ -138,8 +138,9 @@ def replace_floats(
 ) -> bytes:
     """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
-    `doubled` encodes twice the vector, so every float32 in `doubled` is twice as large as in `frame`. If the codec writes no float32, the
-    function sets all bits after the header instead, which means NaN in every floating-point format.
+    `doubled` is the frame of the same vector times 2. The function looks for the float32 values that are twice as large in `doubled` as in
+    `frame`. If there are none, the function sets all bits after the header, since a floating-point number of any format is NaN if all its
+    bits are set.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)

@@ -230,7 +230,7 @@ class BatchedEngine(Engine):
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the compiled kernels of softmax regression, which need little memory, can train these batches."""
+        """Return whether the compiled kernels of softmax regression can train these batches."""
         return (
             self.regression is not None
             and not has_traces
@@ -272,7 +272,7 @@ def _gather(examples: Tensor, positions: Tensor) -> Tensor:
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip each client's gradient to the L2 norm `limit`. A client's norm covers its rows of all tensors [clients, ...]."""
+    """Clip each client's gradient to the L2 norm `limit`. The gradient of client i consists of row i of all tensors."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

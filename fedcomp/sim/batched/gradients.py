@@ -20,7 +20,8 @@ from ...training.local_sgd import Tensors
 Parameters = dict[str, Tensor]
 # Function of (parameters, inputs, targets) that returns the gradients and the losses of all clients.
 Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
-# Function of (parameters of the layer, number of clients m, inputs [m·b, ...] in batches of b) that returns the outputs of the layer.
+# Function that returns the outputs of a layer. Arguments: parameters of the layer, number of clients m, and inputs [m·b, ...] (b of each
+# client).
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
 LAYERED, MAPPED = "layered", "mapped"
