@@ -31,7 +31,8 @@ LEGEND = """encode, decode: million values per second
 encode/copy, decode/copy: time to encode or decode the vector, divided by the time to copy it
 frame: size of the encoded vector;  bits: bits per parameter;  bound: entropy of the decoded values in bits per parameter
 error: ‖x−C(x)‖²/‖x‖² for a vector x that is decoded to C(x)"""
-# Decoded values count as quantized if there are at most MAX_LEVELS distinct values, which occur at least MIN_REPEATS times on average.
+# A decoded vector counts as quantized if it has at most MAX_LEVELS distinct values, and repeats each value at least MIN_REPEATS times on
+# average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
@@ -57,14 +58,13 @@ class CodecMeasurement:
     decode_copies: float  # decode_s divided by the time to copy the vector
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values, or None if it is unknown: the codec decodes with random numbers, or the values are neither sparse nor
-    # quantized.
+    # Entropy of the decoded values. None if the codec decodes with random numbers, or if the values are neither sparse nor quantized.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖², where C(x) is the decoded vector
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return a vector of `numel` standard normal values. Its layout is a square matrix, and a second tensor with the remaining values."""
+    """Return a vector of `numel` standard normal values. The layout has a square matrix, and a second tensor with the rest."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:

@@ -47,7 +47,7 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # above this duration of a round, the number of answered clients is shown
+SLOW_ROUND_S = 2.0  # if rounds take longer, the progress line counts the clients that have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; on a smaller terminal, the dashboard is cut off
 MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more rounds in the table below the curve
 
@@ -56,7 +56,7 @@ class Dashboard(RunDisplay):
     """A dashboard that fills the terminal while its context is open.
 
     On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
-    exit. Outside its context, the dashboard shows nothing, but records the run for the method `picture`.
+    exit. While the context is closed, nothing is shown, but the method `picture` still returns the state of the run.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -171,10 +171,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return lines with the bytes sent since the run was started or resumed.
-
-        While the run waits for clients, return a line that says so instead.
-        """
+        """Return lines with the bytes sent since the run was started or resumed, or a line that says what the run waits for."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round

@@ -48,7 +48,7 @@ PATIENCE = option(
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
     "FILE",
-    "Write log messages as JSON to this file; - = to standard output, instead of text messages.",
+    "Write log messages as JSON to this file, or to standard output instead of text messages if FILE is -.",
 )
 
 

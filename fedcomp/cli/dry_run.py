@@ -34,8 +34,8 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum number of coordinates of all random updates together, and of rounds. Except for the first MIN_DRY_ROUNDS rounds, rounds beyond
-# these limits are not simulated, and their bytes are extrapolated.
+# Maximum number of coordinates of all random updates together, and maximum number of simulated rounds. The first MIN_DRY_ROUNDS rounds are
+# always simulated; further rounds are simulated up to these limits, and the bytes of the remaining rounds are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS, MAX_DRY_ROUNDS = 3, 2000
 COLUMNS = (
@@ -46,10 +46,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """The estimated bytes of one run.
-
-    Sizes of frames (encoded updates) are in bytes. `frame_up` and `frame_down` are the (smallest, largest) sizes of the simulated frames.
-    """
+    """The estimated bytes of one run. A frame is an encoded client update or broadcast."""
 
     name: str
     parameters: int
@@ -156,10 +153,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the estimated bytes of `rounds` rounds, from the bytes of the simulated rounds.
-
-    Each further round is assumed to send the mean of the second half of the simulated rounds.
-    """
+    """Extrapolate the bytes of `rounds` rounds from the mean bytes in the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 

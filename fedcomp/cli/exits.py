@@ -34,10 +34,10 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can be written.
+    """Flush standard output. Return why standard output cannot be written, or None if it can be written.
 
-    Standard output is flushed first. If flushing fails, the reason is this failure; otherwise, the reason is `error`. If standard output
-    cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
+    `error` is an earlier exception, which gives the reason if flushing succeeds. If standard output cannot be written, the
+    buffered output is discarded, because the interpreter would try to write this output again at exit.
     """
     try:
         sys.stdout.flush()
@@ -152,8 +152,8 @@ def stoppable(
 ) -> Iterator[None]:
     """Run a block of code inside the context `screen`.
 
-    A signal ends the block and the command, and so does a failed write to standard output. Then `stop_message(cause)` is printed on
-    standard error. The exit status is 128 plus the number of the signal, or OUTPUT_LOST if standard output cannot be written.
+    A signal or a failed write to standard output ends the block and the command. Before the command ends, `stop_message(cause)` is
+    printed on standard error. The exit status is 128 plus the number of the signal, or OUTPUT_LOST if standard output cannot be written.
     """
     with Signals() as signals:
         try:

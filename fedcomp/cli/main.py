@@ -119,12 +119,7 @@ def _run(
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """Execute a run with `run(display)` and write its HTML report. Exit with status 1 if no client's update was accepted in any round.
-
-    If `target` is an accuracy, the report states how many rounds and bytes the run needed to reach that accuracy. If the run is
-    interrupted, print a shell command that continues the run. This shell command consists of `command`, the flags in `run_flags`, --out
-    and --resume.
-    """
+    """Call `run(display)`, which executes a run, and write the HTML report. Exit with status 1 if no update was accepted."""
     display = _display(config)
 
     def stop_message(cause: str) -> str:
@@ -237,7 +232,7 @@ def report(
     ),
     out: Path | None = option(
         "DIR",
-        "Folder for report.html. Default: RUN if only one folder is given, else the current folder.",
+        "Folder for report.html. Default: RUN, or the current folder if several RUNs are given.",
     ),
     target_accuracy: str | None = option(
         "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other line with the same task, partition, clients and attack is as accurate with fewer bytes "
-    "(up plus down), or more accurate with as many bytes"
+    "* on the Pareto front: among the lines with the same task, partition, clients and attack, "
+    "all lines with fewer bytes (up plus down) are less accurate"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"
@@ -49,7 +49,7 @@ class Result:
     note: str = ""  # why the run failed, diverged or is not finished
     # Options that define the learning problem. Each problem has its own Pareto front.
     problem: Mapping[str, Any] = field(default_factory=dict)
-    # Label of the uncompressed baseline of `ratio`, or None if the baseline is the same messages in float32.
+    # Label of the uncompressed result that `ratio` compares with. None: `ratio` compares with the same messages in float32.
     baseline: str | None = None
     # Mean accuracy or loss over the worst tenth of the clients, or None if clients do not evaluate the model.
     worst_decile: float | None = None
@@ -116,11 +116,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the bytes of the uncompressed baseline divided by the bytes of `runs`, and the label of the baseline.
-
-    Without a baseline, or if the baseline has fewer rounds than `runs`, the dividend is the bytes of the same messages in float32, and the
-    label is None.
-    """
+    """Return the bytes of the uncompressed baseline divided by the bytes of `runs`, and the label of the baseline."""
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
         return None, None
@@ -129,6 +125,7 @@ def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | Non
         both = [[r.uplink_bytes + r.downlink_bytes for r in run.records] for run in baseline.runs]
         dense = sum(mean(sum(each[:count]) for each in both) for count in rounds)
         return dense / sent, baseline.label
+    # No baseline with enough rounds exists: compare with the same messages in float32.
     dense = sum(run.dense_bytes for run in runs)
     return (dense / sent if dense else None), None
 

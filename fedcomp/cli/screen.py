@@ -19,7 +19,7 @@ WARNING = "dark_orange3"
 REJECTED = "red3"
 MAX_POINTS = 1024  # maximum number of points of a curve; more points would make drawing slow
 MIN_ROUNDS = 10  # minimum number of rounds on the axis; on a shorter axis, the first points would move with each round
-# Bit of each dot of a Unicode braille character, by the column and row of the dot.
+# DOTS[column][row] is the bit that sets this dot in a Unicode braille character.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 

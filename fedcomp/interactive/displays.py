@@ -136,7 +136,8 @@ class NotebookDisplay(ProgressDisplay):
     """A display that shows progress and a curve of accuracy or loss in a notebook.
 
     `display` is a function such as `IPython.display.display`. It is called as `display(bundle, raw=True, display_id=True)`, and must return
-    a handle to update the output. `bundle` maps MIME types to texts: HTML, and a line of plain text for front ends without HTML.
+    a handle to update the output. `bundle` maps the MIME types text/html and text/plain to text. Front ends without HTML show the plain
+    text.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):

@@ -156,9 +156,9 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument with which `fedcomp keys renew` renews a certificate, for error messages: "server" or "relay-ID".
+    """Return "relay-ID" for the certificate of a relay, else "server": the argument of `fedcomp keys renew` in error messages.
 
-    "ID" is a placeholder, because a relay's certificate does not contain its id. Only the registry decides which keys belong to relays.
+    "ID" is a placeholder for the relay's id, which the certificate does not contain.
     """
     relay = certificate is not None and certificate.subject == _common_name(RELAY)
     return "relay-ID" if relay else "server"
@@ -174,7 +174,7 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def parse_certificate(text: str) -> x509.Certificate:
-    """Parse a PEM text with exactly one certificate. Raises ValueError for other texts."""
+    """Parse a PEM text with exactly one certificate. Raises ValueError if the text has no certificate or several."""
     (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 
@@ -196,7 +196,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def read_private_key(path: Path, remedy: str = "restore it from a copy") -> PrivateKey:
-    """Read a private key file. Raises KeysError, whose message ends with `remedy`, if the file has no valid key."""
+    """Read a private key file. Raises KeysError if the file has no valid key. The error message ends with `remedy`."""
     return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
 

@@ -60,7 +60,10 @@ class Contact:
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
-    """Return host and port of `host:port` or `[::1]:port`. Raises ConfigError, whose message begins with `name`, for other texts."""
+    """Return host and port of a text such as `host:port` or `[::1]:port`.
+
+    Raises ConfigError if the text has another form. The error message begins with `name`.
+    """
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     is_host = bare and bare.isprintable() and "/" not in bare and (":" not in bare or bare != host)
@@ -91,7 +94,7 @@ def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: floa
         except Exception as error:
             answer.set_exception(error)
 
-    # Run in a thread, because the system's DNS resolver has no timeout.
+    # The system's DNS resolver has no timeout, but this function can stop waiting for a thread.
     threading.Thread(target=run, daemon=True, name="contact").start()
     try:
         return answer.result(timeout_s)
@@ -248,11 +251,8 @@ class _Probe:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
-
-    Over TLS, this function sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
-    connection could lose the TLS alert with the reason.
-    """
+    """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError."""
+    # Over TLS, send nothing: if the server has closed the connection, the server's TLS alert could be lost.
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
     with connection.makefile("rb") as file:
@@ -276,10 +276,7 @@ def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
 
 
 def _readable(text: str) -> int:
-    """Return a file descriptor from which a short text can be read.
-
-    The ssl module reads keys only from files, and a pipe keeps the key off the disk.
-    """
+    """Return the file descriptor of a pipe that contains a short text. The pipe replaces a file, so that no key is written to disk."""
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)

@@ -57,7 +57,7 @@ def format_time(time: datetime) -> str:
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     """Return the start of an error message if a certificate has expired or is not valid yet at the time `now`, else "".
 
-    The text ends with "else run", and the caller appends the command that replaces the certificate.
+    The caller must append the command that replaces the certificate, because the message ends with "else run".
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
@@ -126,7 +126,10 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return the field `name`, parsed by `read`. Raises KeysError, which names what is `expected`, for a missing or malformed field."""
+        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or malformed.
+
+        `expected` describes a valid field in the error message.
+        """
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:
@@ -222,8 +225,9 @@ class Enrolment:
         """Return the content of the enrolment file."""
         present = {name: value for name, value in asdict(self).items() if value is not None}
         return (
-            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private\n"
-            "# key: only its owner may read it.\n" + tomli_w.dumps(present, multiline_strings=True)
+            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. This file holds\n"
+            "# a private key: only the owner of the file may read it.\n"
+            + tomli_w.dumps(present, multiline_strings=True)
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:

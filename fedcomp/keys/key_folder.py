@@ -4,11 +4,11 @@
     server.crt, server.key:    The server's certificate, for the given hosts, localhost and 127.0.0.1, and its private key.
     clients/0.toml ...:        The enrolment file of each client (keys/enrolment.py).
     relays/0.toml ...:         The enrolment file of each relay, if there are relays.
-    registry.toml:             The public key of each client and relay, its state and the end of its validity. The server reads this file.
+    registry.toml:             The public keys of the clients and relays, with the state and expiry of each key. The server reads this file.
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
-replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. If a command was
-killed before it replaced registry.toml, run the command again. Private files are created with mode 0600 and folders with mode 0700.
+replace registry.toml last. If a command is killed, registry.toml still has its complete old content, or the complete new content. If the
+content is old, run the command again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -139,7 +139,7 @@ def renew(
             file = state.folder / old.file
             if not file.exists() and not hosts:
                 raise KeysError(
-                    f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
+                    f"{file} with the hosts of {old.name} is missing; restore this file, or give the hosts with --host HOST"
                 )
             old_hosts = certificates.hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.certificate_hosts([*old_hosts, *hosts])
@@ -340,8 +340,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
     """Return the paths of the server's certificate and private key, for a server that is about to start.
 
-    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now, since clients
-    would then refuse the server.
+    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)

@@ -1,9 +1,9 @@
 """The keys with which clients sign sealed ballots (encrypted votes on the update), and verify each other's signatures.
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
-during this run, it accepts no other key for that client. Pins are stored on the client's disk (signature_log.py). A server that
-announced the true keys at the start of a run can therefore not replace a key later in this run, even if the client has joined another run
-in between. A client with `--roster`, a list of public keys, accepts only the keys in this list.
+during this run, it accepts no other key for that client. A server that announces the true keys at the start of a run can therefore not
+replace them with false keys later in the run. Pins are stored on the client's disk (signature_log.py), and stay valid if the client joins
+another run in between. A client with `--roster`, a list of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-PIN = "key/"  # prefix of entry names in the signature log; the entry key/CLIENT holds a client's pinned public key
+PIN = "key/"  # pinned public keys have the names key/0, key/1 and so on in the signature log, by client id
 
 
 class UnknownKey(ProtocolError):
@@ -111,8 +111,8 @@ class PinnedKeys:
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    # The clients' public keys (points of an elliptic curve) in --roster, by client id. None: trust the keys that the server announces
-    # first.
+    # The clients' public keys (points of an elliptic curve) in --roster, by client id. Without --roster, the value is None, and the client
+    # pins the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)

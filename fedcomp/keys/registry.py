@@ -70,7 +70,7 @@ class RegistryEntry:
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why the key is refused at the time `now`, and the command that renews the key, or "" if the key is accepted.
+        """Return "" if the key is accepted at the time `now`, else the reason of the refusal and the command that renews the key.
 
         `folder` is the folder of keys to which the command applies.
         """
@@ -166,10 +166,7 @@ class Registry:
         return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry of a key, and the reason why the key is refused.
-
-        An unknown key has the entry None; an accepted key has the reason "".
-        """
+        """Return the entry of a key (None for an unknown key), and the reason why the key is refused ("" for an accepted key)."""
         content, folder = self._current(), self.path.parent
         if content.problem:
             return None, content.problem
@@ -184,7 +181,7 @@ class Registry:
         return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return the file's inode, size and modification time, which show whether it has changed, or () if it does not exist."""
+        """Return the file's inode, size and modification time, or () if the file does not exist."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -208,7 +205,8 @@ class Registry:
         return content
 
 
-@lru_cache(1 << 17)  # cached, because most keys stay the same when the file changes
+# Cached, because the file is read again after each change, but most keys stay the same.
+@lru_cache(1 << 17)
 def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError."""
     parsed = parse_public_key(key)
@@ -265,7 +263,7 @@ def _holders(
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
-    """Return the entry in `table`, the `number`-th [[client]] or [[relay]] table of the file. Raises KeysError."""
+    """Return the entry that a [[client]] or [[relay]] table defines. Error messages contain its `number`. Raises KeysError."""
     fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
     id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")

@@ -422,7 +422,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
-        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is missing; restore it, or give the hosts with --host HOST"
+        f"{with_relay}/relays/0.toml with the hosts of relay 0 is missing; restore this file, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
     assert certificates.hosts_of(relay(with_relay).leaf)[0] == "c.example"

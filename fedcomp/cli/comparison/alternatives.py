@@ -17,7 +17,7 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-# The name of a run folder contains only the value of these options: `stc-1-400` instead of `uplink-stc-1-400`.
+# Options whose names are left out of the names of run folders: `stc-1-400` instead of `uplink-stc-1-400`.
 NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
@@ -41,7 +41,7 @@ def has_alternatives(values: Mapping[str, Any]) -> bool:
 
 
 def compares_compression(values: Mapping[str, Any]) -> bool:
-    """Return whether the alternatives differ in codecs, error-feedback memories or densities, or in strategies that compress."""
+    """Return whether a compression option has several values, or `strategy` has several values and one of them compresses."""
     strategies = values.get("strategy")
     names = map(strategy_name, strategies) if isinstance(strategies, list) else ()
     differ = any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS)

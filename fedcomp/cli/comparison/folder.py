@@ -32,8 +32,8 @@ from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
-# Names of all options, and of the options whose defaults depend on the strategy.
 FIELDS = RunConfig.__dataclass_fields__
+# Names of the options whose defaults depend on the strategy.
 STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, StrategyDefault)}
 NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alternatives.toml
 

@@ -1,8 +1,8 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are pickled dicts. A worker
-exits when the parent's end of the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker
-crashes, other workers continue.
+The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are pickled dicts. The last answer
+to each order has the key `end`. A worker exits when the parent's end of the connection is closed. In a worker, SIGINT interrupts the run
+like Ctrl-C in `fedcomp sim`. If a worker crashes, other workers continue.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class WorkerProcess:
         self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        # Ignore that the process has ended, because the method `answer` reports the reason.
+        # If the process has ended, the method `answer` reports why.
         with contextlib.suppress(OSError):
             self.link.send(order)
 
@@ -114,9 +114,7 @@ class WorkerPool:
             self.free.pop().stop(0)
 
     def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Give the orders (checks or runs) to workers, and yield (index of order, answer) for each answer. An order's last answer has the
-        key `end`.
-        """
+        """Give the orders (checks or runs) to workers, and yield (index of order, answer) for each answer."""
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
@@ -168,7 +166,7 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 
 
 def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order (check or run), and send answers to the parent process. An order's last answer has the key `end`."""
+    """Execute an order (check or run), and send answers to the parent process."""
     try:
         if order["order"] == "check":
             send(end=check(order["values"]))

@@ -73,7 +73,7 @@ class Quantity:
     """
 
     label: str
-    value: Callable[[RoundRecord], float | None]  # returns None if not measured
+    value: Callable[[RoundRecord], float | None]  # returns None if the quantity was not measured
     tick: Callable[[float], str]
     show: Callable[[float], str]
     whole: bool = False
@@ -143,7 +143,7 @@ def _finals(panel: Panel) -> list[svg.Series]:
 
 
 def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
-    """Return the final accuracy or loss of a report line as one point, or None if nothing was measured or sent."""
+    """Return the point (bytes, final accuracy or loss) of a report line, or None if one of the two values is missing."""
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
     value = line.loss if by_loss else line.accuracy
@@ -234,11 +234,7 @@ def _every(count: int, max_count: int) -> list[int]:
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
-    """Return an axis that covers all data series in `drawn`.
-
-    The axis is logarithmic if the largest value divided by the smallest value is above `quantity.log_from`. For a horizontal axis, only the
-    largest x of each series counts for this rule.
-    """
+    """Return an axis that covers all data series in `drawn`."""
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]
     if across:
