@@ -141,7 +141,9 @@ class Port:
         """
         while True:
             began = time.thread_time()
-            for peer, stream, received_bytes in self.traffic.floods(self._streams, self._used):
+            floods = self.traffic.floods(self._streams, self._used)
+            check_s = time.thread_time() - began
+            for peer, stream, received_bytes in floods:
                 self._flooded = True
                 if stream is None or not stream.closing:
                     self.admission.refuse_flood(peer[0], stream, received_bytes)
@@ -149,8 +151,8 @@ class Port:
                     self.traffic.cut(peer)
                 elif not stream.closing:
                     self._drop(stream)
-            pause_s = NEW_CHECK_S if self.traffic.new_connections else CHECK_S
-            await asyncio.sleep(max(pause_s, CHECK_SHARE * (time.thread_time() - began)))
+            pause_s = NEW_CHECK_S if floods or self.traffic.new_connections else CHECK_S
+            await asyncio.sleep(max(pause_s, CHECK_SHARE * check_s))
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))
