@@ -8,8 +8,8 @@ With rounding=nearest, every value is rounded to the nearest level. Each level i
 
 With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The smallest
 value and the largest value are levels, and so is 0 if the vector has values of both signs. All remaining levels are placed to minimize the
-variance of the rounding error. Between two levels a and c, the best level is the value v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉, where v_1 ≤
-v_2 ≤ … are the values above a and up to c.
+variance of the rounding error. The best position of a level between its neighbors a and c depends on the values v_1 ≤ v_2 ≤ … above a and
+up to c: the position is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
 values. If there are many levels, placement=quantiles minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
@@ -109,10 +109,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Divide the ascending `values` into `size` cells and return the index 0..size-1 of each value's cell.
-
-    Every cell has the same integral of density^(5/16), where density is the estimated density of the values.
-    """
+    """Divide the ascending `values` into `size` cells between quantiles, and return the index 0..size-1 of each value's cell."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))

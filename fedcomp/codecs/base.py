@@ -51,7 +51,7 @@ class Context:
     def at(self, index: int | None) -> "Context":
         """Select the moments of the update at `index` in a batch. Return a copy of the context with these moments.
 
-        If `index` is None, the copy has the moments of one update [n] as a batch [1, n].
+        If `index` is None, the moments of one update [n] become a batch [1, n].
         """
         if self.moments is None:
             return self
@@ -84,10 +84,11 @@ class Codec(ABC):
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
     # The coordinate count in a section always equals the size of the vector.
     whole: ClassVar[bool] = False
-    # The factor δ and the bound ω, if they are the same for all vectors and options (see `contraction` and `variance`).
+    # Contraction factor δ and variance bound ω, if they are constants. Other codecs override `contraction` or `variance`.
     delta: ClassVar[float | None] = None
     omega: ClassVar[float | None] = None
-    # Largest size of a body: number of bytes at its start, and bits per coordinate. None = the size is not of this form.
+    # (head, bits): a body has at most `head` bytes, plus `bits` bits per coordinate. None = the codec overrides `longest_section`, or the
+    # size has no bound.
     body_size: ClassVar[tuple[int, int] | None] = None
 
     def __str__(self) -> str:
@@ -263,7 +264,7 @@ class Codec(ABC):
             )
         opened: list[Update | FrameError | None] = [None] * len(frames)
         parts: list[list[tuple[slice, Update]]] = [[] for _ in frames]
-        # Sections of the same tensor are decoded together.
+        # Sections that encode the same tensor in different frames are decoded together.
         columns: dict[Entry, list[tuple[int, Section, int]]] = {}
         model = Layout.flat(numel) if layout is None else layout
         for i, data in enumerate(frames):

@@ -9,19 +9,24 @@ The decoded vector C(x) is computed as follows:
     q_i = the level nearest to u_i·√d/‖u‖, where the levels are optimal for a normal variable (Lloyd 1982, Max 1960);
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
-DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased, and for large d its relative error E‖x − C(x)‖²/‖x‖²
-tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides the relative error by
-about m.
+DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased. Its relative error E‖x − C(x)‖²/‖x‖² is, for large
+d:
+
+    one bit: 0.571;
+    two bits: 0.133;
+    three bits: 0.036;
+    four bits: 0.0096.
+
+Averaging the vectors of m clients divides the relative error by about m.
 
 The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here, R is a randomized Hadamard rotation
 (kernels/hadamard.py) of blocks of d ≤ 2¹⁴ coordinates, and each block has its own scale. If a few coordinates of a block are much larger
-than all others, the rotated coordinates are far from normal and the codec is biased. The method `variance` therefore returns None. For
-example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0).
+than all others, the rotated coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as
+(1¼, 0, …, 0). The codec therefore declares no variance bound.
 
-With the option `damped`, the scale S minimizes the squared error. The codec is then contractive for every x, as error feedback requires.
-Averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. For
-one bit, the proof uses E|z| ≥ 1/√2 (Szarek 1976), where z is a rotated coordinate with mean square 1. The proof for two to four bits is in
-tests/codecs/test_eden.py.
+With the option `damped`, the scale S minimizes the squared error, and the codec is contractive for every x, as error feedback requires. The
+contraction factor δ, averaged over the random signs of the rotation, is at least 0.5 (see DELTAS). The factor for one bit follows from
+Szarek's inequality (1976). The factors for two to four bits are proved in tests/codecs/test_eden.py.
 
 Format of the body (see codecs/rotated.py):
 
@@ -47,6 +52,7 @@ MAGNITUDES = {
     4: (0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647)
     + (1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084),
 }
+# Number of bits → contraction factor δ with the option `damped`.
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 

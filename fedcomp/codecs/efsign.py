@@ -7,9 +7,9 @@ The decoded vector and its squared error are, for a vector x of n coordinates:
     C(x) = ‖x‖₁/n · sign(x);
     ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
-The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here a
-sign is one bit, so sign(0) = 1; the equation for the squared error still holds. The frame of a zero vector has an empty section. If the
-scale is a subnormal float32, only the largest coordinate is sent (codecs/spike.py).
+The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here,
+sign(0) = 1, because a sign is one bit. The frame of a zero vector has an empty section. If the scale is a subnormal float32, only the
+largest coordinate is sent (codecs/spike.py).
 
 Format of the body (see codecs/frame.py):
 

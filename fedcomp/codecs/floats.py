@@ -19,7 +19,7 @@ from .base import expect, require
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
-# Scaled values are clipped to the largest float16 below 2¹⁵, since 2¹⁵·2ᵉ could exceed the range of float32.
+# Scaled values are clipped to the largest float16 below 2¹⁵, because a value that is rounded up to 2¹⁵ could be decoded as infinity.
 LARGEST = np.float32(32752)
 FP16_ERROR = 2.0**-21  # upper bound of the relative squared error ‖v − float16(v)‖²/‖v‖²
 

@@ -110,8 +110,8 @@ def unseal(
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """Parse a frame and return its seed and its sections. Each section is paired with the layout entry of its tensor.
 
-    The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with the
-    placeholder WHOLE. For a codec with @chunk=N, the argument `chunk` is N, and the attribute `count` of the section is N, not a coordinate
+    The returned seed is 0 unless `seeded` is true. A frame with scope 0 (whole vector) or 2 (chunks) has one section, which is paired with
+    the placeholder WHOLE. For a codec with @chunk=N, pass N as `chunk`; the `count` of the returned section is then N, not a coordinate
     count. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
@@ -175,7 +175,7 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
 
 
 def in_tensor(error: FrameError, entry: Entry) -> FrameError:
-    """Return an error that names the tensor and suggests another layout, since models of equal size can differ in layout."""
+    """Return an error that also names the tensor, and advises giving the layout of the sender's model."""
     return FrameError(f"{error} (tensor '{entry.name}'; give the layout of the sender's model)")
 
 

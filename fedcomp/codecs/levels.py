@@ -3,14 +3,14 @@
 A symbol is the index 0..size-1 of one of `size` levels. Symbols are sent in the shorter of two formats: entropy-coded
 (kernels/range_coder.py) or packed. The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base
 `size`: each 64-bit word holds as many digits as fit, and the first symbol is the lowest digit. Unneeded bytes at the end of the last word
-are not sent. Before entropy coding of 2²⁰ or more symbols, each w consecutive symbols are combined into one symbol, with the largest w for
-which size^w is at most 256.
+are not sent. Before entropy coding of 2²⁰ or more symbols, consecutive symbols are combined into one symbol. As many symbols are combined
+as possible, provided that the combined symbol has at most 256 possible values.
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
     m, the largest magnitude of these integers (LEB128);
-    if m > 0: the unit, as float32;
-    if m > 0: for each integer v, the symbol v + m, from 0 to 2m.
+    the unit, as float32, omitted if m is 0;
+    the symbol v + m for each integer v, omitted if m is 0.
 """
 
 import struct

@@ -13,9 +13,9 @@ The initial Q consists of independent normal numbers, or is the matrix's last Q,
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
 The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at least
-rank·(rank + 1)/numel.
+rank·(rank + 1)/numel for a matrix with numel entries.
 
-In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
+In the paper, the workers average P and then average Q. Here, each client sends both factors of its own matrix in one frame. The strategy in
 strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
 """
 

@@ -4,10 +4,10 @@ Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsificati
 
 The first codec of a product selects coordinates, and the second codec encodes the vector of their values. If the first codec has an option
 `values` (a precision), this option has no effect. Both codecs get the same seed and use different random streams. The contraction factor of
-the product is δ₁·δ₂(k), where δ₁ is the factor of the first codec, which selects at most k coordinates, and δ₂(k) is the factor of the
-second codec for k coordinates. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂
-(lemma 1 of the paper). If both codecs are unbiased, the product is unbiased, with the variance bound (1 + ω₁)(1 + ω₂(k)) − 1, where ω₁ and
-ω₂(k) are the variance bounds of the two codecs.
+the product is δ₁·δ₂. Here, δ₁ is the factor of the first codec, and δ₂ is the factor of the second codec for vectors of k coordinates,
+where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its
+contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased with the variance bounds ω₁ and ω₂, the product is
+unbiased with the variance bound (1 + ω₁)(1 + ω₂) − 1.
 
 Format of the values (for the rest of the body, see codecs/selection.py):
 
@@ -60,7 +60,7 @@ class Pair(Codec):
 
 @dataclass(frozen=True)
 class Product(Pair, Selective):
-    """A codec that sends the coordinates that `first` selects, with values encoded by `second`."""
+    """A codec in which `first` selects coordinates and `second` encodes the values of these coordinates."""
 
     id = PRODUCT
 
@@ -128,6 +128,9 @@ class Product(Pair, Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the contraction factor of a codec: the declared factor, or else 1 − ω for a declared variance bound ω ≤ 1, or else None."""
+    """Return the declared contraction factor of a codec.
+
+    If no factor is declared, return 1 − ω for a variance bound ω ≤ 1, or else None.
+    """
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

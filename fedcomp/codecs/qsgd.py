@@ -6,16 +6,17 @@ A vector x of n coordinates is rounded to multiples of the unit u, where s is th
 
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
-The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with this codec unless the option
-`damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
+The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with
+this codec unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 +
+ω).
 
-With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits per coordinate, like that of LAQ (Sun,
-Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1).
+With rounding=nearest, the codec is a deterministic uniform quantizer, like the quantizer of LAQ (Sun, Chen, Giannakis and Yang, NeurIPS
+2019, eq. 5–6). A frame then has about log₂(2s + 1) bits per coordinate, and the contraction factor is δ = (4s² − 1)/(4s² + n − 1).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
 so that every level is within the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks
-(@chunk) correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of
-all chunks, as multiples of the unit 1.
+(@chunk) correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, followed by the levels
+of all chunks in the format of codecs/levels.py with the unit 1.
 """
 
 import math
@@ -49,7 +50,7 @@ class QSGD(Codec):
     damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
     # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which reduces the quantization noise.
     norm: Literal["l2", "max"] = "l2"
-    # `nearest` is deterministic and biased, and needs norm=max. Use it with error feedback or with the memory `laq`.
+    # `nearest` is deterministic and biased, and needs norm=max. Use `nearest` with error feedback or with the memory `laq`.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name = "qsgd"
     id = 12
@@ -122,7 +123,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to float32, or slightly less if a level could otherwise exceed the largest float32."""
+    """Return norm/s as a float32 number, rounded down so that every level is within the range of float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

@@ -8,12 +8,13 @@ seed in the frame, so they are not sent. Drawn coordinates are sent even if they
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
 2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
 probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
-|x_i| ≥ m, and ±m otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean
-number k is given, and the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of
-coordinates in a frame varies. A frame contains the positions of these coordinates, and no zeros.
+|x_i| ≥ m, and ±m otherwise. In the paper, the variance is given, and algorithm 3 computes the probabilities iteratively. Here, the mean
+number k of coordinates is given, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k
+coordinates can be sent on average. With by=magnitude, the number of coordinates in a frame varies. A frame contains the positions of these
+coordinates, and no zeros.
 
 Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
-the variance bound ω = n/k − 1, apart from two exceptions: float16 values are rounded, and n/k·x_i is clipped to the range of float32.
+the variance bound ω = n/k − 1. This does not hold for values=fp16, or if a scaled value is clipped to the range of float32.
 
 The format of the values is specified in docs/reference/frame-format.md.
 """
@@ -34,9 +35,9 @@ from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions. Stream 0 is not used, because the second codec of a product may round values with it.
+# Index of the random stream that draws positions. Stream 0 is reserved for the second codec of a product, which may round values at random.
 STREAM = 7
-# `drop_small` changes its seed by XOR with DROP_MASK, because the second codec of a product may round values with the seed itself.
+# `drop_small` uses the seed XOR DROP_MASK, so that its random numbers differ from the random numbers of the second codec of a product.
 DROP_MASK = 1 << 63
 # flag of a section in which values with magnitudes below the threshold m are replaced by ±m
 COMMON_MAGNITUDE = 2
@@ -171,7 +172,7 @@ def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
 def drop_threshold(x: Tensor, k: int) -> float:
     """Return the threshold m > 0 for which Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If x has at most k nonzeros, return the smaller of two numbers: 1, and the smallest nonzero magnitude.
+    If x has at most k nonzeros, return a threshold m ≤ 1 at which all nonzeros are kept.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -180,7 +181,7 @@ def drop_threshold(x: Tensor, k: int) -> float:
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
-    # Suppose that exactly i of the k largest coordinates are sent with a probability below 1. The threshold m is then the sum of the
-    # magnitudes of these i coordinates and of all smaller coordinates, divided by i.
+    # Let j be the number of coordinates, among the k largest, whose magnitude is below m. Then Σ min(1, |x_i|/m) = k − j + S/m, where S is
+    # the sum of all magnitudes below m. The sum equals k if m = S/j.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))

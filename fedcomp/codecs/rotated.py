@@ -10,8 +10,8 @@ The body of a section contains, in order:
 For each block of d coordinates, the decoder applies the inverse rotation to a·v + b/d, where a is the scale, b the shift and v the values
 of the d codes, and clips the result to the range of float32.
 
-If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the first byte is 0 and the vector is sent as float32 without rotation,
-because rotation would give subnormal numbers.
+A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because rotation would give subnormal numbers.
+The first byte of its body is 0.
 """
 
 from abc import abstractmethod

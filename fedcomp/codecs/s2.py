@@ -2,34 +2,34 @@
 
 Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S, with a
-cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
+The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S. In each
+row r of the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). The values at 10⁴ or more positions are usually recovered exactly from 1.25
-cells per position. The values at 10³ positions need 1.6 cells per position. In about one of a thousand tables, two coordinates are assigned
-to the same cell in every row. The values of these two coordinates are estimated by least squares and counted in `RecoveredUpdate.missed`.
+supports recovers the values by peeling (kernels/peeling.py). For 10⁴ or more positions, 1.25 cells per position usually suffice to recover
+all values exactly. For 10³ positions, about 1.6 cells per position are needed. In about one of a thousand tables, two coordinates are
+assigned to the same cell in every row. The values of two such coordinates cannot be recovered exactly and are estimated by least squares.
+The attribute `missed` of the decoded update is the number of estimated values.
 
 The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
-all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: 5.0 bytes for each nonzero, compared with
-5.4 bytes for `s2`. With values of 16 bits, `topk` needs 3.0 bytes and `s2` needs 3.8 bytes. A relay that can decode frames does not need
-`s2` either: it can forward the sum of the decoded values. benchmarks/s2.py compares the size of the sum of N frames of `s2` with the total
-size of N frames of `topk:density=1%`. For updates of the task `digits`, the sum is 86 % smaller if N is 128, and 12 % smaller if N is 8.
-For random supports, the sum is at most 1 % smaller if N is 8.
+all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes for each nonzero: 5.0 bytes instead of
+5.4. A relay that can decode frames does not need `s2`, because it can forward the sum of the decoded values. For updates of the task
+`digits`, the sum of 128 frames of `s2` is 86 % smaller than 128 frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only
+12 % smaller, and hardly smaller at all if the supports are random.
 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
-have the same shape. The option `columns` sets the number of columns. Without `columns`, the table has room for union·k values, where
-`union` is an option. With `topk`, k is the largest number of coordinates that `topk` can select. Without `topk`, k is the number of
-nonzeros in the vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot
-recover its own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
+have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values, where `union` is an
+option and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in the
+vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its own
+values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
-subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value may have at most 48 bits,
-or 35 bits in a vector with 10⁸ nonzeros. If the largest value would have more bits in this unit, a larger unit is used, and values are
-rounded. With values=int24 or int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would take 32 bits,
-and a cell with values=int24 takes about 27 bits. With float32 cells, peeling would also accumulate rounding errors.
+subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value has at most 48 bits, and
+fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not overflow. If the largest value needs more bits, the unit is larger,
+and values are rounded. With values=int24 or int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would
+take 32 bits, and a cell with values=int24 takes about 27 bits. With float32 cells, peeling would also accumulate rounding errors.
 
 The body of a section is specified in docs/reference/frame-format.md.
 """
@@ -56,7 +56,7 @@ from .selection import take
 from .sketch import add_tables
 from .update import Sparse, Update
 
-# Number of rows → number of cells per nonzero above which peeling usually succeeds, if there are many nonzeros.
+# Number of rows → number of cells per nonzero that peeling needs in a table with many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
@@ -71,7 +71,8 @@ class S2(Codec):
 
     rows: int = 3  # Number of rows of the table; 3 rows need the fewest cells
     columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros need
-    # Expected number of nonzeros in the sum of all frames, divided by the number in one frame; at most the number of frames.
+    # Expected number of nonzeros in the sum of all frames, as a multiple of the number of nonzeros in one frame. 1 = all frames have their
+    # nonzeros at the same positions.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name = "s2"
@@ -163,7 +164,7 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits for the magnitude of a value. With this number of bits, a sum of `keys` values stays below 2⁶²."""
+        """Return the number of bits for the magnitude of a value, such that the sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
@@ -171,7 +172,7 @@ class S2(Codec):
 class SparseS2(Pair):
     """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes these coordinates.
 
-    An `s2` codec with any options can decode the frames.
+    The frames can be decoded by any `s2` codec: the options and the first codec do not matter.
     """
 
     second: S2

@@ -3,8 +3,8 @@
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
 The codec forms two groups: the k largest positive coordinates, and the k negative coordinates with the largest magnitudes. Only the group
-with the larger mean magnitude μ is sent. All coordinates of this group are decoded as μ if it is the positive group, and as −μ if it is the
-negative group. If the vector has fewer than k coordinates of one sign, the group of this sign is smaller.
+with the larger mean magnitude μ is sent. All coordinates of the sent group are decoded as μ or −μ, according to the sign of the group. If
+the vector has fewer than k coordinates of one sign, the group of this sign is smaller.
 
 The magnitude μ is sent as float32; a flag of 1 means that all values are −μ. For the rest of the body, see codecs/selection.py.
 """
@@ -34,8 +34,8 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Let μ be the larger of the two mean magnitudes. The k largest coordinates of each sign add up to at most kμ in magnitude, and all
-        # other magnitudes are at most μ.
+        # Let μ be the larger mean magnitude of the two groups. The coordinates of each group add up to at most k·μ in magnitude, and
+        # coordinates outside of the groups have magnitudes of at most μ.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -47,8 +47,8 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # All values of a vector have the same sign, so read the sign of its first value. False is appended to avoid an index past the end
-        # if the last vector has no values.
+        # All values of a vector have the same sign, so read the sign of its first value. The appended False is read if the last vector has
+        # no values.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

@@ -8,7 +8,7 @@ With @chunk, a frame contains N (LEB128), and then for each chunk: the length of
 the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is
 usually shorter.
 
-A frame can only be decoded by a codec with the same chunk size N. A sender therefore cannot choose smaller chunks.
+A frame can only be decoded by a codec with the same chunk size N.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# A joint body for all chunks is at most this number of bytes longer than separate sections, because of its counts and lengths.
+# Upper bound of the number of bytes by which a joint body of all chunks can be longer than separate sections.
 JOINT_BYTES = 24
 
 
@@ -60,13 +60,12 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # The number of selected coordinates is rounded. Rounding can lower the density of a tensor by a third, and raise the density of the
-        # whole vector by a third.
+        # The number of selected coordinates is rounded, so that a tensor can have half the density of the whole vector.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # With the rounding described in `contraction`, a tensor can have half the density of the whole vector, which doubles 1 + ω.
+        # A tensor can have half the density of the whole vector (see `contraction`), and half the density doubles 1 + ω.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:

@@ -7,8 +7,8 @@ The body of a section contains, in order:
     the positions, in the form with the fewest bytes, usually a Rice code (kernels/positions.py).
 
 Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
-values. The coordinate count of a section with the form 63 is the size of the vector, since frames can be added only if their counts are
-equal. If a codec that sends positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
+values. The coordinate count of a section with the form 63 is the size of the vector. In all other sections, the coordinate count is the
+number of selected coordinates. If all coordinates are selected, the form is 42.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
 joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
@@ -36,7 +36,7 @@ from .update import Sparse, Update
 MEAN = struct.Struct("<f")
 # first byte of the body: encoding (form) of the positions in the low bits, flag of the codec in the high bits
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
-IMPLIED = 63  # form for positions that are drawn from the seed, not sent
+IMPLIED = 63  # form of positions that the receiver draws from the seed
 Unpacked = tuple[np.ndarray, int]  # the decoded float32 values, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
@@ -75,7 +75,7 @@ class Selective(Codec):
         Codecs with draws=True implement this method.
         """
         raise FrameError(
-            f"a frame contains only the seed of its positions, but {self.name} needs the positions; use the same codec on both sides"
+            f"the frame contains a seed instead of positions, but {self.name} needs positions; use the same codec on both sides"
         )
 
     @abstractmethod
@@ -243,8 +243,8 @@ class Largest(DensityCodec):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # In a Rice code with the parameter b, a position takes b low bits, a one bit, and (gap − 1) >> b zero bits, where the gap is the
-        # distance from the previous position. All positions together have at most (numel − k) >> b zero bits.
+        # A Rice code with the parameter b takes b + 1 bits for each position, and at most (numel − k) >> b more bits for all positions
+        # together.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 

@@ -9,13 +9,12 @@ The rotated vector u = R·x of d coordinates is quantized as follows, where r is
     for `srq` with k levels: lo = min u and s = (max u − min u)/(k − 1);
     for `vlc`: lo = 0 and s = step·‖u‖/√d, where `step` is an option (√2 in the paper).
 
-For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². This bound follows from theorems 2 and 3. For `vlc`, the variance
-bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With this step, most levels are rare, so `vlc` sends about 1.8 bits per
-coordinate (theorem 4).
+For `srq` with k levels, theorems 2 and 3 of the paper give the variance bound ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². For `vlc`, the variance
+bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With the step √2, nearly all coordinates are rounded to a few levels,
+so that `vlc` sends about 1.8 bits per coordinate (theorem 4).
 
-Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lo and s.
-Because each block has its own step, the length of a `vlc` frame hardly depends on x. Before `srq` sends the lowest level lo and the step s,
-it rounds lo down and s up. `vlc` does not send lo, which is always 0.
+Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lowest level lo
+and step s. Before `srq` sends the lowest level lo and the step s, it rounds lo down and s up. `vlc` does not send lo, which is always 0.
 
 The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
@@ -32,10 +31,10 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Rounding up increases the step s, or the range max u − min u, by at most this factor.
+# Factor for the variance bounds, because rounding the step s can increase the variance.
 ROUNDING = 1 + 2.0**-16
 HEAD = 1  # The first byte of the body for vlc
-# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
+# With the step MIN_STEP, the quantized coordinates of a block have at most 2051 different values.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 

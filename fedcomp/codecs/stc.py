@@ -34,7 +34,8 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # For a vector of equal coordinates, the factor is k/n. For a vector with one very large coordinate, the factor approaches 1/k.
+        # If k of n coordinates are sent, the factor is k/n for equal coordinates, and close to 1/k if one coordinate is much larger than
+        # all others.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

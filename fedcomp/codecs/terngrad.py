@@ -8,9 +8,8 @@ per layer, like the scope @layer. If the server announces scales (one float32 pe
 scale, and clip larger values to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times
 the scale.
 
-The paper measures the standard deviation around the mean. Here the deviation of n values is measured around zero, as ‖x‖₂/√n. The clipping
-therefore does not affect values that are far from zero but close to each other. The body contains −1, 0 or 1 for each coordinate, as
-multiples of the unit s (see codecs/levels.py).
+In the paper, the standard deviation is measured around the mean. Here, it is the root mean square ‖x‖₂/√n, so that nearly equal values far
+from zero are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see codecs/levels.py).
 """
 
 import math
@@ -47,7 +46,6 @@ class TernGrad(Codec):
         spec.check_ranges(self, clip=(0, math.inf))
 
     def variance(self, numel: int) -> float | None:
-        # The bound follows from E‖x − C(x)‖² = Σ|x_i|(s − |x_i|) with s = ‖x‖∞, and from ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖².
         return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:

@@ -30,7 +30,7 @@ TAU = 2  # flag of values ±τ; codecs/floats.py defines the other flags
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """A codec that sends the coordinates whose magnitude is at least τ, with values ±τ, or values in float32 or float16."""
+    """A codec that sends the coordinates whose magnitude is at least τ. Values are sent as ±τ, float32 or float16."""
 
     # The threshold τ. A higher threshold gives smaller frames, but error feedback then takes longer to send small coordinates.
     tau: float = 0.01

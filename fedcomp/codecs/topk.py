@@ -3,15 +3,13 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-Values are sent in the format of codecs/floats.py. With values=2bit, values are sent as means of bins, and the flag is 2. For the rest of
-the body, see codecs/selection.py.
+Values are sent in the format of codecs/floats.py. With values=2bit, the flag is 2, and docs/reference/frame-format.md specifies the format.
+For the rest of the body, see codecs/selection.py.
 
 With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
 implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. In a chunk with mean m and standard deviation σ,
 a value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are
 rounded to bfloat16.
-
-The format of values in bins is specified in docs/reference/frame-format.md.
 """
 
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class TopK(selection.Largest):
     """A codec that sends the positions and values of the k largest coordinates."""
 
     density: float = 1 / 100  # Fraction of the coordinates sent
-    # Precision of the values. With 2bit, each value becomes the mean of its bin, which is one of four bins.
+    # Precision of the values. With 2bit, values are grouped into four bins, and each value is replaced by the mean of its bin.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name = "topk"
     id = 3
