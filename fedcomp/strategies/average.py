@@ -9,8 +9,8 @@ weights w_i of the clients i:
 The weight w_i is 1 or the number of examples of client i, capped at `weight_cap` times the mean weight. With `clip_update` = c, the server
 multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound of Sun, Kairouz, Suresh, McMahan (Can you
 really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language models,
-ICLR 2018), clients clip before they send. The part of an update that clipping removes is lost: if the server returned this part to the
-client's memory, the client would send it in a later round.
+ICLR 2018), clients clip their updates before they send them. The part of an update that clipping removes is lost: if the server returned
+this part to the client's memory, the client would send it in a later round.
 """
 
 import math
@@ -60,7 +60,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return the factor 0..1 by which the mean multiplies an update. The mean is Σ weight · factor · update / Σ weight."""
+        """Return the factor 0..1 of an update in the weighted mean, which is Σ weight · factor · update / Σ weight."""
         return 1.0
 
     def _correct(

@@ -105,7 +105,7 @@ class ClientAlgorithm:
     In the first phase of a round, a client commits its previous update to its memory (error feedback) if the server accepted this update,
     and rolls the memory back otherwise. The client then updates its model, trains, and sends a frame (an encoded update). In each later
     phase, the client's memory encodes another frame of the same update. Subclasses must not store state in attributes. State that outlasts
-    a round belongs in the memory or in the client state (a dict of tensors), other state in `RoundState.values`.
+    a round belongs in the memory or in the client state (a dict of tensors). State within a round belongs in `RoundState.values`.
 
     The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
     """
@@ -204,7 +204,7 @@ class ClientAlgorithm:
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vector [numel] to encode in a phase after the first, or None to send the memory's next frame."""
+        """Return the vector [numel] to encode in a phase after the first. If None is returned, the memory provides the frame."""
         return None
 
     def encode(
@@ -290,7 +290,7 @@ class RoundCompletion:
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Rounding errors do not matter: 0.55 · 100 gives 55, not 56."""
+    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Floating-point errors do not raise the size: 0.55 · 100 gives 55."""
     return max(1, math.ceil(quorum * clients - 1e-9))
 
 
@@ -412,7 +412,7 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # A memory of the same class as the clients' memories, from which the server only reads properties.
+        # An instance of the memory's class, from which the server reads properties of the clients' memories.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
         # The part of the clients' memory that runs on the server, or None if the memory has no such part.
         self.counterpart = self._counterpart()

@@ -7,7 +7,8 @@ f of them Byzantine. With the clipping radius τ, the server computes the aggreg
 
 A round that does not update the model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ
 proportional to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ
-is the median of the distances ‖x_i − v‖. For n > 2f, this median is at most the largest distance of an honest update from v.
+is the median of the distances ‖x_i − v‖. Since n > 2f, Byzantine clients cannot raise this median above the largest distance between v and
+an honest update.
 """
 
 from collections.abc import Sequence

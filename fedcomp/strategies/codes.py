@@ -11,11 +11,11 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions.
 
-A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
-least 2b+1: the last 2b+1 seats have all partitions, so they always vote correctly, and at most one of the seats i and s+i is wrong for each
-i < s. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct
-with f Byzantine votes and `a` absent seats. Every seat has an odd number of partitions, so its vote has no ties. The redundancy of
-`deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
+A vote is correct if it is the majority over all partitions. The last 2b+1 seats have all partitions, so their honest votes are correct. Of
+the seats i and s+i, for each i < s, at most one votes wrongly. So if all voters are honest, the correct votes outnumber the wrong votes by
+at least 2b+1. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So with f Byzantine votes and `a`
+absent seats, the result stays correct if 2f + a ≤ 2b. Every seat has an odd number of partitions, so its vote has no ties. The redundancy
+of `deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, the code sets one random entry to 1 in each empty row and column. Repeated draws raise the mean redundancy, for example from 2
@@ -118,18 +118,18 @@ def assign_seats(
 ) -> Seats:
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
-    Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The remaining m mod n
-    clients join the 2b+1 seats with all partitions, one per seat, from the last seat backwards. If m mod n > 2b+1, the clients that are
-    then left join the seats i and s+i in pairs, and a client without a partner joins a seat with all partitions. So the lead of the correct
-    votes over the wrong votes is at least
+    Each client votes on the partitions of its seat, and all m votes count. First, each seat gets g = ⌊m/n⌋ clients. The remaining clients
+    join the 2b+1 seats with all partitions, one per seat. If clients are left after that, they are divided into pairs: one client of pair i
+    joins seat i, and the other joins seat s+i. A client without a partner joins a seat with all partitions. If all voters are honest, the
+    correct votes outnumber the wrong votes by at least
 
         margin = g·(2b+1) + the number of remaining clients in seats with all partitions.
 
-    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. For codes other than
-    `deterministic`, `margin` is computed in the same way, but guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. This guarantee holds only for the
+    code `deterministic`. For other codes, `margin` has the same formula, but the result may be wrong.
 
     A partition of several data sets has *one* sign per coordinate: the sign of a gradient over all its data, or the majority of its data
-    sets' signs. If the signs were summed, larger partitions would have larger weights.
+    sets' signs.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sorted client ids. Raises ConfigError for fewer than n
     clients or data sets.

@@ -21,11 +21,12 @@ If a partition has several clients, its signs are those of an update computed on
 clients' ballots (form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
 Let f (an option) be the largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and `a` the
-number of absent voters. A round updates the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of
-the correct votes (`Seats.margin`). An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the server
-excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If
-m > f, the result is correct only if no other client is Byzantine, and the run warns once that the option `f` is too small. If the result
-could be wrong, the round ends early: the server rejects all votes of the round, and the next round draws a new cohort.
+number of absent voters. An invalid frame, or a ballot that cannot be opened (decrypted), proves that its sender is Byzantine; the server
+excludes the sender. `Seats.margin` is the lead of the correct votes over the wrong votes if all voters are present and honest. A Byzantine
+vote reduces this lead by 2, and an absent or excluded voter reduces it by 1. A round updates the model only if the remaining lead is
+certainly positive, that is, if 2·max(0, f − m) + m + a < margin. If m > f, the result is correct only if no other client is Byzantine, and
+the run warns once that the option `f` is too small. If the result could be wrong, the round ends early: the server rejects all votes of the
+round, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
@@ -211,7 +212,7 @@ class Election(Vote):
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that have ever connected
         # The state of the current round:
-        self.seats = NO_SEATS  # no seats if there are too few clients
+        self.seats = NO_SEATS  # NO_SEATS if the round has too few clients
         self._asked = 0  # number of clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
@@ -319,7 +320,10 @@ class Election(Vote):
             absent = f"more than {spare} clients" if spare else "any client"
             text += f"; with {absent} absent, a round does not update the model"
         if o.sealed:
-            text += "; ballots are encrypted: the server sees votes, message sizes and times, but a ballot only if a voter reveals it"
+            text += (
+                "; ballots are encrypted: the server sees votes, message sizes and times, but it can read a ballot only if a voter "
+                "reveals the ballot"
+            )
         return text
 
     # During a round.
@@ -458,8 +462,8 @@ class Election(Vote):
             return ""
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
-            f"the result could be wrong and was discarded: of {len(voters)} voters, {absent} are absent, {m} proven Byzantine and "
-            f"{possible} Byzantine, which is enough to change the majority"
+            f"the result could be wrong and was discarded: of {len(voters)} voters, {absent} are absent, {m} are proven Byzantine, "
+            f"and {possible} Byzantine; together, they could change the majority"
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:

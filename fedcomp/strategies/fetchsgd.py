@@ -8,8 +8,11 @@ count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server
     S_e ← S_e + S_u
     Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
-    With error=subtract, then S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
-    With error=zero, the cells of S_e and S_u that contain nonzero coordinates of C(Δ) are then set to 0.
+
+Last, the server removes the sent values C(Δ) from both sketches:
+
+    error=subtract:   S_e ← S_e − S(C(Δ));  S_u ← S_u − S(the estimates from S_u at the coordinates of C(Δ)).
+    error=zero:       The server sets all cells of S_e and S_u to 0 that contain a nonzero coordinate of C(Δ).
 
 The factor λ is the learning rate of the round divided by that of the run. Updates are proportional to λ. Because of the division by λ, S_u
 and S_e do not depend on the learning rates of the rounds. As in the authors' code, the step Δ is multiplied by the λ of the current round.
@@ -20,9 +23,9 @@ server multiplies Δ by η; the paper multiplies S_u by η, which is equivalent.
 of Lin et al. 2018.
 
 The authors' code implements error=zero. With error=zero, the values of other coordinates that share a zeroed cell are also deleted, so that
-S_e stays bounded. With large sketches, error=subtract and error=zero reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 ×
-3000 cells for 7,850 coordinates. With small sketches of 3 × 1308 cells, error=zero reaches 89.6 %, but error=subtract only 10 %, so
-error=zero is the default.
+S_e stays bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), error=subtract and error=zero both reach an
+accuracy of 91.4 % after 200 rounds. With small sketches (3 × 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
+Therefore, error=zero is the default.
 
 All sketches of a run use the same hash functions. Each sketch covers all parameters of the model. An uplink codec with the scope `@layer`
 is an error, since k applies to the whole model. The strategy's option `density` determines k; the density of the uplink codec has no

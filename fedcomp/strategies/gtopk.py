@@ -6,10 +6,11 @@ networks. ICDCS 2019. The server computes the mean from the decoded updates C(a_
 
     mean = Σ w_i C(a_i) / Σ w_i.
 
-The update of the model equals the mean at the k largest coordinates of the mean, and is 0 elsewhere. The server returns the values of
-C(a_i) at all other coordinates to client i. The density of the uplink codec determines k. If a schedule sets a density above the codec's, k
-is the number of coordinates of the densest update in the round. In the paper, workers combine their updates in pairs, in a tree, and each
-pair selects k coordinates; in fedcomp, the server selects once, from the whole sum. The frame with the returned values counts as traffic.
+The update of the model equals the mean at the k largest coordinates of the mean, and is 0 elsewhere. The server returns unused values to
+the clients: client i gets the values of C(a_i) at all coordinates where the update of the model is 0. The density of the uplink codec
+determines k. If a schedule sets a density above the codec's, k is the number of coordinates of the densest update in the round. In the
+paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the server selects once, from the
+whole sum. The frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

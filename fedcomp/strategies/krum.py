@@ -3,7 +3,7 @@
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
 n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:
 
-    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i.
+    s(i) = Σ_j ‖x_i − x_j‖² over the n − f − 2 other updates x_j that are nearest to x_i.
     Krum:         y = the update x_i with the smallest score s(i).
     Multi-Krum:   y = the mean of the `keep` updates with the smallest scores; `keep` is n − f by default, and at most n − f.
 

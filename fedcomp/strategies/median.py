@@ -5,8 +5,8 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards
     Median:         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two.
     Trimmed mean:   y_i = the mean of the clients' values without the f largest and the f smallest.
 
-With n clients, at most f of them Byzantine, median and trimmed mean need n > 2f, so that y_i lies within the range of the honest clients'
-values. The paper trims a fraction β ≥ f/n of the values on each side.
+Of the n clients, at most f are Byzantine. Median and trimmed mean need n > 2f: then, the result y_i lies within the range of the honest
+clients' values. The paper trims a fraction β ≥ f/n of the values on each side.
 
 If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most values that clients send are therefore lost: the
 clients' memories count these values as accepted and do not send them again. Therefore, the default uplink codec is dense. Sparse codecs

@@ -3,7 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. A round updates the
 model x by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
 
-    `sgd`:    m ← μm + Δ;                 step = m, or with nesterov Δ + μm.
+    `sgd`:    m ← μm + Δ;                 step = m, or Δ + μm if nesterov=true.
     `adam`:   m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ).
     `yogi`:   m as for `adam`;            v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ).
 

@@ -8,8 +8,9 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
                    update is P̂ Qᵀ, and the next round starts from Q.
 
 Both phases are linear in Mᵢ, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of client i, Mᵢ − P̂
-Qᵢᵀ, stays in its error-feedback memory `lowrank`. In the second phase, clients also send some tensors uncompressed: those that are not
-matrices, and matrices that are not larger than their factors. Only updates that are accepted in the second phase are aggregated.
+Qᵢᵀ, stays in its error-feedback memory `lowrank`. In the second phase, clients also send vectors and small matrices uncompressed. A matrix
+counts as small if its factors would have at least as many values as the matrix. Only updates that are accepted in the second phase are
+aggregated.
 
 The default downlink codec, `identity`, sends the update uncompressed.
 

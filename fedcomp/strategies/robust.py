@@ -24,9 +24,11 @@ heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ of a rule are
 
     yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
 
-Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
+Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1. Each round
+divides the m input vectors randomly into k = ⌈m / s⌉ buckets of at most s vectors, where s is the option `buckets`. The input vectors are
+replaced by
 
-    y_j = the mean of the vectors in bucket j;  each round divides the m vectors randomly into k = ⌈m / s⌉ buckets of at most s vectors.
+    y_j = the mean of the vectors in bucket j, for j = 1..k.
 
 Mixing and bucketing are linear: y = A x with a matrix A [k, m]. Byzantine vectors are in at most f buckets. If two vectors are equally near
 to xᵢ, the vector of the client with the smaller id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
@@ -137,7 +139,7 @@ class Robust(RoundStrategy):
 class ByCoordinate(Robust):
     """A rule that sorts the values of each coordinate, and averages the values in a range of ranks.
 
-    The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
+    Without the options `mix` and `buckets`, the result does not depend on the order of the vectors.
     """
 
     @abstractmethod
@@ -155,12 +157,13 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that reads the vectors twice, and computes a weighted sum with weights that depend on the distances between the vectors."""
+    """A rule that computes a weighted sum of the vectors. The weights depend on the distances between the vectors."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        """Return the weights of k vectors, float64 [k], given the vectors' inner products [k, k]. The vectors of `server_vectors` come
-        last.
+        """Return the weights of k vectors, float64 [k], given the vectors' inner products [k, k].
+
+        The last rows and columns of `products` belong to the vectors that `server_vectors` returns.
         """
 
     def server_vectors(self) -> Sequence[Update | None]:
@@ -191,7 +194,7 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
-    """Return the matrix [⌈vectors / size⌉, vectors] by which bucketing multiplies the vectors. Each row averages up to `size` vectors."""
+    """Return the matrix [buckets, vectors] by which bucketing multiplies the vectors. A bucket has at most `size` vectors."""
     order = seeds.generator(seed, "buckets", round).permutation(vectors)
     matrix = np.zeros((-(-vectors // size), vectors))
     for j, row in enumerate(matrix):
@@ -205,7 +208,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
-        row = np.where(np.arange(m) == i, -1.0, row)  # the nearest vector to vector i is vector i
+        row = np.where(np.arange(m) == i, -1.0, row)  # row i always includes vector i
         matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
     return matrix
 

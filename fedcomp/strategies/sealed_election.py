@@ -60,7 +60,7 @@ ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
 KEY_OF, PROOF_OF = "key/", "proof/"
 # A vote needs valid ballots of at least this number of partitions: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
-NO_CARD = bytes(CARD)  # a voter sends this instead of a card if it does not know the sender's key
+NO_CARD = bytes(CARD)  # placeholder for a card, sent by a voter that does not know the sender's key
 MAX_ATTEMPTS = (
     1024  # maximum number of attempts in a run; each start of the server begins an attempt
 )
@@ -300,7 +300,7 @@ class SealedElectionClient(ClientAlgorithm):
             )
         if values.get(TERMS) != context.announced.get(TERMS):
             raise ProtocolError(
-                "the server announces another model or other options than those with which this client has trained"
+                "the server announces a model or options that differ from those with which this client has trained"
             )
         if f"{ANSWERED}{context.phase}" in values:
             raise ProtocolError(
@@ -380,7 +380,8 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender} with an invalid proof that its ballot does not open"
+                    f"the server excludes client {sender} with an invalid proof; a proof must show that a voter cannot "
+                    "decrypt the client's ballot"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
@@ -457,7 +458,7 @@ class SealedRound:
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
-        self.proofs: dict[int, Proof] = {}  # by sender: the proof that its ballot does not open
+        self.proofs: dict[int, Proof] = {}  # sender → proof that its ballot does not open (decrypt)
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
         self.unknown_keys: dict[int, set[int]] = {}  # voter → senders whose keys it lacks
         self._keys: dict[int, bytes] = {}
@@ -492,7 +493,7 @@ class SealedRound:
         """Return the clients to exclude after the phase `cards`, as a dict from client to reason.
 
         If more than `f` voters do not know a sender's announced key, at least one of these voters is honest, so the sender is excluded. If
-        at most `f` voters do not know the key, these voters are excluded.
+        at most `f` voters do not know a sender's announced key, these voters are excluded instead of the sender.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
@@ -504,9 +505,9 @@ class SealedRound:
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"this client lacks the key of client {min(others)} that other voters know: it has no key for that client, or another "
-                    "one from earlier in this run or from its --roster; give this client the newest --roster, or let it take part in the "
-                    "next run"
+                    f"this client lacks the key of client {min(others)} that other voters know: it has no key for that client, or a "
+                    "different key from earlier in this run or from its --roster; give this client the newest --roster, or let it take "
+                    "part in the next run"
                 )
         return excluded
 
@@ -582,7 +583,7 @@ class SealedRound:
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:
             raise FrameError(
-                "the ballot is not encrypted for exactly the voters whose cards (one-time keys) the server forwarded"
+                "the ballot is encrypted for other voters than those whose cards (one-time keys) the server forwarded to the client"
             )
         self.ballots[sender] = frame
 

@@ -3,8 +3,10 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    Phase scale:   client i trains and sends sᵢ = max |x| of each tensor x of its clipped update;  the server announces s = maxᵢ sᵢ.
-    Phase train:   client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
+    Phase scale:   Client i trains and sends the scale sᵢ, the largest absolute value in its clipped update. The server announces
+                   s = maxᵢ sᵢ.
+    Phase train:   Client i sends its ternary update s·tᵢ; each value of tᵢ is −1, 0 or 1. The server computes the mean update
+                   s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of the strategy `average`.
 
 Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs one more round trip per round,
 and increases the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all

@@ -7,15 +7,15 @@ of the clients i, the server computes the majority V and the model θ:
     v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
     Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
     Momentum on the client:   the memory `signum` replaces x_i by its momentum ("Signum" in the papers).
-    Weight decay:             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
+    Weight decay:             θ ← (1 − ηλ) θ before the step, with λ = `weight_decay`; clients train without it (ICLR 2019, algorithm 1).
 
-The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no magnitude. A zero in x_i gets a random sign,
-which differs between clients, so that these signs cancel on average. The number of clients in a round should be odd: if it is even,
-breaking ties at random costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is optional: with the
-codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The
-default downlink codec, `efsign`, sends ±η without loss.
+The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no magnitude. A zero in x_i gets a random sign, which
+differs between clients, so that these signs cancel on average. The number of clients in a round should be odd, since an even number leads
+to ties. Ties are broken at random, which costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is
+optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of
+`efsign`. The default downlink codec, `efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of its votes, over all rounds and coordinates, that contradicted a large majority: the votes
+The suspicion of a client is the fraction of its votes in all rounds that contradicted a large majority. A majority is large if the votes
 for and against differ by at least half of the voters.
 """
 

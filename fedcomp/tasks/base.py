@@ -124,8 +124,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. The entry with the targets is passed only if the task has no
-        `loss` and `forward` has an argument of this name. The model can then compute `.loss`.
+        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss` and `forward` has an argument with
+        the name of the targets' key, the targets are passed too, so that the model can compute `.loss`.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -245,7 +245,7 @@ def find_files(
 def read_errors(path: Path, wanted: str, *malformed: type[Exception]) -> Iterator[None]:
     """Convert errors of reading data in a `with` block to DataError, whose message names --data.
 
-    OSError and the exception types in `malformed` are converted. `wanted` says what the file should be, for the error message.
+    OSError and the exception types in `malformed` are converted. `wanted` describes a valid file or folder in the error message.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
     try:

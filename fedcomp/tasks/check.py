@@ -81,8 +81,8 @@ def layout_of(task: Task) -> Layout:
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
     """Return the names of buffers that training changes, such as those of spectral normalization.
 
-    Running statistics that the server computes itself are left out. Clients do not send buffers, so these buffers keep their initial values
-    in the server's model. `model` is left in eval mode.
+    Clients do not send buffers, so these buffers keep their initial values in the server's model. The result omits the running statistics
+    of layers such as BatchNorm, which the server computes itself. `model` is left in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -318,11 +318,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets: Any) -> None:
-    """Raise TaskError if the cross-entropy cannot be computed for the targets.
-
-    The targets need the right shape and type, and each label must be the index of an output. `targets` are those of the first examples of
-    `data`.
-    """
+    """Raise TaskError if the cross-entropy cannot be computed for `targets`, or if a label in `data` is not the index of an output."""
     if task.criterion is not F.cross_entropy or not isinstance(outputs, Tensor):
         return
     call = f"{split}().targets"

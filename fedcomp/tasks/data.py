@@ -99,7 +99,7 @@ class Data:
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
         inputs: Any = self.inputs
-        # `Any`, because torch's types do not declare a tensor as a dataset.
+        # `Any`, because torch's type hints do not accept a tensor as a Dataset.
         targets: Any = self.targets
         if isinstance(inputs, dict):
             inputs = StackDataset(**inputs)

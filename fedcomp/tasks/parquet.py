@@ -94,7 +94,7 @@ class ImageDataset:
         with self._opened(file) as source:
             table = source.read(columns=[self.column, "label"])
             encoded = [image["bytes"] for image in table[self.column].to_pylist()]
-            labels = table["label"].to_numpy()  # a null label makes them floats
+            labels = table["label"].to_numpy()  # floats if a label is null
             if not len(labels):
                 raise ValueError("the file has no rows")
             if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
@@ -148,10 +148,8 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes are kept, with length 1.
-
-    The sums of pixels and of their squares are integers below 2⁵³, so that float64 is exact and the order of summation has no effect.
-    """
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes are kept, with length 1."""
+    # Sums of pixels and of their squares are integers below 2⁵³, for which float64 is exact.
     mean = images.mean(axes, np.float64, keepdims=True)
     squares = np.square(images, dtype=np.uint16).mean(axes, np.float64, keepdims=True)
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))

@@ -39,9 +39,9 @@ class Classes:
     """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
 
     This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
-    examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes one part
-    of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N classes. Raises
-    SpecError if clients × N is less than the number of classes.
+    examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes N parts:
+    one from each of the N classes that have the most parts left. If a class has too few examples, some clients have fewer than N classes.
+    Raises SpecError if clients × N is less than the number of classes.
     """
 
     per_client: int = field(metadata={"example": 2})
@@ -283,8 +283,8 @@ def _slices(size: int, count: int) -> np.ndarray:
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
     """Return the number of parts into which the examples of each class are split.
 
-    The classes together have `total` parts, in proportion to their sizes (Webster's method). A class has at least one part, at most
-    `max_parts` parts, and at most one part per example. Because of these limits, the sum of the result may be less than `total`.
+    The `total` parts are divided among the classes in proportion to their sizes (Webster's method). A class has at least one part, at most
+    `max_parts` parts, and at most one part per example. If these limits are low, the classes together have fewer than `total` parts.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

@@ -2,8 +2,8 @@
 
 The task is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
 data", AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
-embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
-et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
+embedding of 8 dimensions and two LSTM layers of 256 units. For a window of 80 characters, the model predicts the next character at every
+position, as in McMahan et al. and Reddi et al. 2021. In LEAF, the model predicts only one character, which follows the window.
 
 The text, shakespeare/input.txt or input.txt in the folder of --data, has speeches with a blank line between them. The first line of a
 speech is its role and a colon:

@@ -58,8 +58,8 @@ def task_errors(
 ) -> Iterator[None]:
     """Convert errors of a task's code in a `with` block to TaskError, whose message names the call and the fix.
 
-    A FedcompError that the code raises is passed on unchanged. An error that mentions "NoneType" was probably caused by a missing data
-    folder: for such an error, the message contains the fix `without_folder`, if given, instead of `fix`.
+    A FedcompError that the code raises is passed on unchanged. If the error mentions "NoneType", a missing data folder is the probable
+    cause, and the message contains the fix `without_folder` (if given) instead of `fix`.
     """
     try:
         yield
