@@ -194,7 +194,7 @@ class FetchSGD(Average):
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return `cells` minus the cells of the sketch of a sparse vector, given its positions and values."""
+        """Return `cells` minus the sketch of the sparse vector that has `values` at `positions`."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)

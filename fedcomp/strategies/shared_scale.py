@@ -10,8 +10,8 @@ scaler sharing.
 
 Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs one more round trip per round,
 and increases the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all
-clients become rare and large. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec,
-`identity`, sends the update uncompressed.
+clients become rare and large. If the codec has the scope @layer, each tensor has its own scale, as in the paper. The default downlink
+codec, `identity`, sends the update uncompressed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ the weighted mean as the update; all other coordinates of the update are 0.
 
 Each client keeps its momentum, and the part of vᵢ that was not sent, in the memory `sketched` (error feedback). After the round, the server
 sends clients the positions of the dropped candidates (`returned_frame`). The frame with the positions is the same for all clients, and
-takes about 3.3 bits per kept coordinate for P = 4. The broadcast cannot tell clients which candidates were dropped: the downlink codec may
+takes about 3.3 bits per kept coordinate for P = 4. Clients cannot learn the dropped candidates from the broadcast: the downlink codec may
 drop further coordinates, and an absent client may download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each

@@ -19,7 +19,7 @@ from .base import Task, builtin_task, splits
 from .parquet import ImageDataset
 
 GROUPS = 2
-# For each stage: its number of channels as a multiple of the first stage's number, and the stride of its first block.
+# For each stage: its number of channels divided by that of the first stage, and the stride of its first block.
 STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 

@@ -185,7 +185,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the data was given for each client separately but the options do not keep this division, else an empty string."""
+    """Return a warning if the task gives each client its own data, but the options divide the data differently; else an empty string."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""

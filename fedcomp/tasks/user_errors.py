@@ -91,7 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return an error that names the device and the flags that reduce memory, or None if the cause of `error` is not a lack of memory."""
+    """If `error` means that memory ran out, return an error that names the device and the flags that reduce memory, else None."""
     if not is_out_of_memory(error):
         return None
     cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(

@@ -113,7 +113,7 @@ def test_the_round_after_a_failed_one_moves_the_model():
     )
     outcomes = list(f.loop.rounds(range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
-    assert "1 are absent, 0 proven Byzantine" in outcomes[1].rejections[0].reason
+    assert "1 are absent, 0 are proven Byzantine" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
 
 
