@@ -320,5 +320,5 @@ def test_a_client_refuses_cards_and_phases_with_other_terms(opened):
     foreign = Card.make(other, 1, RING.signer(1)).data
     with pytest.raises(ProtocolError, match="of voter 1 for the ballot"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] if v != 1 else foreign for v in ALL})
-    with pytest.raises(ProtocolError, match="than those with which this client has trained"):
+    with pytest.raises(ProtocolError, match="differ from those with which this client has trained"):
         clients[2].ask(BALLOTS, {TERMS: other.terms.encode()} | {str(v): cards[v][2] for v in ALL})
