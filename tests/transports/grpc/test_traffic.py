@@ -44,3 +44,14 @@ def test_a_connection_is_reported_only_until_it_is_cut(flooded):
     assert traffic.floods([], ())
     traffic.cut(peer)
     assert traffic.floods([], ()) == [] and traffic.connections == 1
+
+
+def test_bytes_of_a_client_that_joined_before_its_connection_was_found_are_counted(flooded):
+    traffic, accepted, peer = flooded
+    traffic.assign(peer, 3)
+    assert traffic.report([]).by_client == {}
+    traffic.find(peer)
+    assert traffic.report([]).by_client[3].bytes_in == NEW_FLOOD_BYTES + 1
+    accepted.close()
+    assert traffic.connections == 0
+    assert traffic.report([]).by_client[3].bytes_in == NEW_FLOOD_BYTES + 1
