@@ -64,7 +64,7 @@ def simulation(
     baseline: bool | None = option(
         None,
         "Add an uncompressed run named dense to the comparison. Compression ratios are then relative to this run. "
-        "Default: added if the compared runs differ in their compression.",
+        "By default, this run is added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
         panel=COMPARISON_PANEL,
     ),

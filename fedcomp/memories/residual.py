@@ -11,7 +11,7 @@ and the codec C:
 After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. While a proposal is
 pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from `residual`, and `rollback` does not change `residual`.
 
-With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of the sum.
+With a lossless codec, the frame C(a) of the proposal contains the whole sum a = x + e, so the memory stores no copy of this sum.
 
 The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
 Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).

@@ -205,7 +205,9 @@ def test_metrics_of_a_train_fn_are_reported_and_weighted_by_its_examples(tmp_pat
 
 def test_nonfinite_metrics_are_left_out_with_one_warning(tmp_path):
     def train(model, data, local_round):
-        return {"loss": 1.0, "score": float("nan") if local_round.client else 2.0}
+        return loop(model, data, local_round) | {
+            "score": float("nan") if local_round.client else 2.0
+        }
 
     task = Task("not finite", network, TRAIN, TEST, train_fn=train)
     options = {

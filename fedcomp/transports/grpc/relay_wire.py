@@ -67,7 +67,7 @@ class FrameCache:
     def forget(self) -> Iterator[int]:
         """Remove the least recently used frames until the frames have at most CACHE_BYTES bytes, or only one frame is left.
 
-        Yield the numbers of the removed frames.
+        Yield the number of each frame that is removed from the cache.
         """
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
