@@ -66,7 +66,7 @@ class BFloat16(Codec):
     """A codec that sends every coordinate as bfloat16, rounded to nearest, ties to even.
 
     Values that would round to infinity become the largest finite bfloat16. The body contains a shift h (one byte) and the bfloat16 values
-    of x·2^h. The shift is the largest h ≤ 23 for which x·2^h is in the range of float32, so no subnormal becomes zero.
+    of x·2^h. The shift is the largest h ≤ 23 for which x·2^h is in the range of float32. With h = 23, no subnormal number becomes zero.
     """
 
     name = "bf16"

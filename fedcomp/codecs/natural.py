@@ -6,8 +6,8 @@ A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these t
 coordinate is x_i. The codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
 Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−126 − h), where h is the shift in the
-frame. Magnitudes below the smallest power are rounded to this power or to 0. The largest float32 replaces 2^128, which float32 cannot
-represent.
+frame. If all magnitudes are at most 2^104, the shift is 23 and the smallest power is 2^(−149). Magnitudes below the smallest power are
+rounded to this power or to 0. The largest float32 replaces 2^128, which float32 cannot represent.
 
 Format of the body (see codecs/frame.py):
 
