@@ -51,7 +51,7 @@ class ClientHook:
         """Receive the assignments of the first phase of a round, before the session handles them."""
 
     def no_answer_reason(self, assignment: Assignment) -> str:
-        """Return the reason why the (simulated) client does not send a report, or the empty string if it sends one."""
+        """Return the reason why a virtual client sends no report, or the empty string if the client sends a report."""
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:

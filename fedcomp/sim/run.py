@@ -83,7 +83,7 @@ def simulate(
     try:
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # keep a task's output out of the log on standard output
+        ):  # if the log goes to standard output, the task prints to standard error
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:

@@ -49,7 +49,7 @@ class VirtualClock(Clock):
     """
 
     def __init__(self) -> None:
-        # Seconds since the start of the exchange, and time limit of the exchange.
+        # Seconds since the start of the exchange; time limit of the exchange in seconds, or None without a limit.
         self.elapsed_s, self.limit_s = 0.0, None
         self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
@@ -166,7 +166,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw the assignments of clients. Answers to these assignments are recorded as late, and no exchange waits for them."""
+        """Withdraw the assignments of clients. The answers to these assignments count as late, and no exchange waits for a late answer."""
         cancelled = set(clients)
         self.late |= {
             a.client: a.began_s + a.due_s
@@ -311,10 +311,8 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) for runs without --network.
-
-    The function draws the duration of a client's work in a round, in virtual seconds.
-    """
+    """Return a function of (round, client) that draws the client's working time in the round (virtual seconds), for runs without
+    --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)
