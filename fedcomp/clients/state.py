@@ -48,8 +48,9 @@ class ClientState:
         """Commit the latest update to the memory (error feedback) if the server accepted it, else roll the memory back.
 
         `accepted` is the ticket (hash) of the accepted update. `returned` is a frame with the entries of the accepted update that the
-        server did not use, or b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. Repeated calls
-        have no effect. Raises FrameError, and changes nothing, if `returned` is damaged.
+        server did not use, or b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. If the latest
+        update has already been committed or rolled back, the call has no effect. Raises FrameError, and changes nothing, if `returned` is
+        damaged.
         """
         memory = self.memory
         if memory.pending is None:

@@ -32,8 +32,8 @@ from .ray_engine import RayEngine
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit, in bytes, for the weights of all clients in a batch on a CPU
 CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for the clients in a batch
-# A model with at least this many parameters is trained in one process. On two cores, a transformer with 101 million parameters trains a
-# quarter faster in one process than in two (benchmarks/large_models.py).
+# A model with at least this many parameters trains faster in one process with all cores than in several processes
+# (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
 MAP_POSITIONS = 256  # estimated number of positions in the output of a convolution: 16 × 16
 TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model

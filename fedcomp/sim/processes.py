@@ -327,10 +327,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. The worker's job is queued again after the first death of a worker, and fails after the second.
-
-        Raises UserError if too many consecutive workers have died.
-        """
+        """Remove a dead worker, and repeat its job once. Raises UserError if too many workers have died in a row."""
         end_of_process, i = worker.stop(), worker.job
         self.workers.remove(worker)
         self._deaths_in_a_row += 1

@@ -311,8 +311,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws the client's working time in the round (virtual seconds), for runs without
-    --network."""
+    """Return a function of (round, client) that draws the virtual seconds of a client's work in a round. For runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)

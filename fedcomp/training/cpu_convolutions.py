@@ -21,8 +21,7 @@ NOT_CONTIGUOUS = "view size is not compatible"
 def may_be_last(layer: nn.Conv2d) -> bool:
     """Return whether a convolution is safe in the channels_last format.
 
-    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in the channels_last format writes outside of its
-    buffers.
+    In this format, torch 2.13 writes outside of its buffers if a strided 1×1 convolution has 2 to 5 input channels and the CPU has AVX2.
     """
     return (
         max(layer.kernel_size) > 1

@@ -28,7 +28,7 @@ class Job(NamedTuple):
     """The local training of one client in a round."""
 
     round: int
-    client: int  # id of the client or number of a data partition; random seeds depend on it
+    client: int  # id of the client, or number of the data partition; part of the random seeds
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
     buffers: dict[str, Tensor] | None = None  # the model's buffers after the previous round
     traces: Traces = NO_TRACES  # momentum and other vectors [numel], which training changes

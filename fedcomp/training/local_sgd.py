@@ -147,7 +147,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """`sums` and `squares` of gradients, or None if the run's error feedback (fedcomp.memories) does not need them."""
+        """The pair (`sums`, `squares`), or None if the run's error feedback (fedcomp.memories) does not need this pair."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod

@@ -50,7 +50,7 @@ class ByzantineClients(ClientHook):
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        # Maps attackers to their attacks, for attacks whose attackers are the same in all rounds.
+        # The clients that are attackers in all rounds, each mapped to its attack.
         self.fixed = _assign_clients(attacks, clients, seed)
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
         uses_allocation = any(attack.uses_allocation for attack in attacks)
