@@ -42,7 +42,7 @@ class Context:
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
-    # Sum of the local steps' gradients, and sum of the squared gradients. Both have the shape of the update.
+    # Sum of the local steps' gradients, and sum of the squared gradients. Both sums have the shape of the update.
     moments: tuple[Tensor, Tensor] | None = None
     # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)

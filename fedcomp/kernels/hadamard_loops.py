@@ -1,6 +1,7 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`. All edges are multiples of 8.
+`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`. All of these indices are multiples of
+8.
 """
 
 import math

@@ -12,11 +12,11 @@ peeling stops while many keys are left (Molloy, "Cores in random hypergraphs and
 
 Peeling stops early if a few keys share all their cells, or if the table is too small. The integers of the remaining keys are then computed
 by least squares, because the remaining cells usually give more equations than there are unknown integers. The solution, computed by
-conjugate gradients, is rounded to integers, and these integers are subtracted from the table. The same steps are then repeated with the new
-table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same equations are also
-solved for a test table, which is computed from known random integers. A key counts as determined if the solution for the test table gives
-its random integer, and if its cells in the given table are zero after the subtraction. For undetermined keys, the rounded solution is only
-an estimate.
+conjugate gradients, is rounded to integers, and these integers are subtracted from the table. Peeling and least squares are then repeated
+with the rest of the table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same
+equations are also solved for a test table, which is computed from known random integers. A key counts as determined if the solution for the
+test table gives its random integer, and if its cells in the given table are zero after the subtraction. For undetermined keys, the rounded
+solution is only an estimate.
 
 The time is O(keys · rows), because fewer steps of conjugate gradients are allowed if there are many keys.
 """

@@ -14,8 +14,8 @@ from .parallel import starmap
 # Number of examples that a thread processes at a time. Because this number is fixed, the order in which gradients are added does not depend
 # on the number of threads.
 EXAMPLES = 8
-# The gradients of torch are faster if one row of a convolution kernel has fewer than MIN_ROW weights. They are also faster if the
-# convolution has fewer than MIN_WORK multiplications.
+# torch computes these gradients faster if a row of a convolution kernel has fewer than MIN_ROW weights, or if the
+# convolution needs fewer than MIN_WORK multiplications.
 MIN_ROW, MIN_WORK = 32, 1 << 22
 
 

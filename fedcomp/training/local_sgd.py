@@ -133,7 +133,7 @@ class LocalSGD:
 class Traces(NamedTuple):
     """The vectors that local steps read or update besides the weights.
 
-    Each is float32 [numel], or [clients, numel] for a stack of clients.
+    Each of these vectors is float32 [numel], or [clients, numel] for a stack of clients.
     """
 
     # Momentum before the first step; `Descent.finish` overwrites it with the momentum after the last step.
