@@ -143,7 +143,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Parse the start of a code.
+    """Parse the head of entropy-coded symbols.
 
     Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must check that the frequencies match the
     symbols.

@@ -149,7 +149,7 @@ class DataElectionClient(ClientAlgorithm):
     ) -> Tensor:
         """Return the vote of a client: the majority of the ballots of its partitions.
 
-        Raises NonFiniteError if there are several partitions, and most of their updates hold NaN or infinity.
+        Raises NonFiniteError if the client has several data partitions, and most updates from these partitions hold NaN or infinity.
         """
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
