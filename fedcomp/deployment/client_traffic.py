@@ -29,10 +29,9 @@ class ClientTraffic:
     def port(self) -> PortFigures:
         """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
         report, counts = self.transport.traffic(), self.transport.counts()
-        refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
-            connections=counts.get("connections", counts.get("streams", 0)),
-            refused={cause: count for cause, count in refused if cause},
+            connections=counts.connections,
+            refused=counts.refused,
             received_bytes=report.total.bytes_in if report else None,
             sent_bytes=report.total.bytes_out if report else None,
             by_client=dict(report.by_client) if report else {},

@@ -18,7 +18,7 @@ import grpc
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
 from ...messages import MAX_METRICS_BYTES, Farewell, Invitation, Presence
-from ...server.transport import Lost
+from ...server.transport import Lost, PortCounts
 from . import relay_wire, wire
 from .admission import EXPELLED, Admission
 from .events import AnsweredLate, Event, Joined, Left, Warned
@@ -458,20 +458,16 @@ class Port:
         """Return the port's byte counts, or None if the platform does not count bytes."""
         return self.traffic.report(self._streams)
 
-    async def counts(self) -> dict[str, int]:
-        """Return the numbers of clients, streams, relays and refused streams (by cause).
-
-        If the platform lists connections, also return the number of connections.
-        """
-        counts = {
-            "clients": self.clients,
-            "streams": len(self._streams),
-            "relays": len(self._relays),
-        }
-        if (connections := self.traffic.connections) is not None:
-            counts["connections"] = connections
-        refused = self.admission.refused
-        return counts | {f"refused: {cause}": count for cause, count in refused.items()}
+    async def counts(self) -> PortCounts:
+        """Count the clients, relays and connections. If the platform does not list connections, count streams as connections."""
+        streams, connections = len(self._streams), self.traffic.connections
+        return PortCounts(
+            clients=self.clients,
+            streams=streams,
+            relays=len(self._relays),
+            connections=streams if connections is None else connections,
+            refused=dict(self.admission.refused),
+        )
 
 
 def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | None) -> int:

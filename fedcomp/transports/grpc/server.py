@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
-from ...server.transport import Clock, Delivery, Lost
+from ...server.transport import Clock, Delivery, Lost, PortCounts
 from ..relays import RELAY
 from .events import Answered, AnsweredLate, Event, Joined, Left, Stopped, Summed, Warned
 from .io_loop import io_loop
@@ -153,9 +153,9 @@ class GrpcTransport:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
 
-    def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, relays, connections and refused streams (by cause)."""
-        return self._await(lambda: self._port.counts()) if self._serving else {}
+    def counts(self) -> PortCounts:
+        """Count the clients, relays and connections at the port. All numbers are 0 after the port was closed."""
+        return self._await(lambda: self._port.counts()) if self._serving else PortCounts()
 
     # Threads.
 

@@ -190,7 +190,7 @@ def test_counts(loop):
         loop.run(attend(connect(server, 7), 7))
         server.wait_for_clients(0)
         counts = server.transport.counts()
-        assert counts["clients"] == 1 and counts["refused: no place"] == 1
+        assert counts.clients == 1 and counts.refused["no place"] == 1
 
 
 def test_a_port_in_use_is_an_error():
@@ -222,6 +222,6 @@ def test_200_clients_in_one_process(loop, authority, server_credentials):
         for round in (1, 2):
             server.transport.send([assignment(client, round) for client in range(count)])
             assert server.receive(count)[199].answer == report(assignment(199, round))
-        assert server.transport.counts()["clients"] == count
+        assert server.transport.counts().clients == count
         server.transport.send_farewell(2)
         server.wait_for_clients()

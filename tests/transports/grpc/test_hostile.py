@@ -313,7 +313,7 @@ def test_rapid_stream_resets_do_not_disturb_others(loop):
         except ConnectionError:
             pass  # the server has closed the connection
         at_work(server)
-        server.wait_for(lambda: server.transport.counts()["streams"] == 1)
+        server.wait_for(lambda: server.transport.counts().streams == 1)
 
 
 def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
@@ -366,7 +366,7 @@ def test_headers_without_an_end_are_cut_before_they_fill_the_memory(loop):
                     sent += len(fields)
                     time.sleep(0.005)
         at_work(server)
-        assert server.transport.counts()["refused: flood"] == 3
+        assert server.transport.counts().refused["flood"] == 3
         [warning] = server.warnings
         assert warning.startswith("a connection from 127.0.0.1 on which no client has joined sent ")
 
@@ -386,7 +386,7 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
             for _ in range(10_000):
                 flooding.sendall(pongs)
         at_work(server)
-        assert server.left == [0] and server.transport.counts()["refused: flood"] == 1
+        assert server.left == [0] and server.transport.counts().refused["flood"] == 1
         assert server.warnings[0].startswith("client 0 sent ")
         refused = loop.run(refusal_of(server, [HELLO]))
         assert refused.retry and "client 0 joins too often" in refused.reason
