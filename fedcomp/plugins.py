@@ -1,34 +1,42 @@
-"""Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
+"""Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp, of a user's files and of other installed packages.
 
 A built-in plugin is a class or function with an attribute `name`. Each kind of plugin has its package, such as `fedcomp/codecs`.
-Other packages declare plugins as entry points in their pyproject.toml, such as a codec named `mine`:
+The environment variable FEDCOMP_PLUGINS names Python files with plugins of a user. Other packages declare plugins as entry points in their
+pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
 
-An entry point is imported only when its name is used or when all plugins are listed. An entry point cannot replace a built-in plugin.
+An entry point is imported only when its name is used or when all plugins are listed. Neither a file nor an entry point can replace a
+built-in plugin.
 """
 
+import os
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from types import FunctionType
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
-from .errors import SpecError
+from .errors import ConfigError, SpecError
 
 T = TypeVar("T")
+FILES_VARIABLE = "FEDCOMP_PLUGINS"  # environment variable: paths of files, separated as in PATH
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """A mapping from names to the plugins of one kind, sorted by name.
 
-    Looking up a plugin imports the plugin. Iterating over the names imports no entry point. `package` is the package with the built-in
-    plugins, and `group` is the group of entry points for other plugins. `accepts(value)` returns whether a class or function is a plugin of
-    this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError if the plugin is invalid.
+    Looking up a plugin imports the plugin. Iterating over the names imports the files in FEDCOMP_PLUGINS, but no entry point. Both
+    raise ConfigError if a file in FEDCOMP_PLUGINS cannot be used. `package` is the package with the built-in plugins, and `group` is the
+    group of entry points for other plugins. `accepts(value)` returns whether a class or function is a plugin of this kind. `validate(name,
+    plugin)` is called before the first use of a plugin, and raises SpecError if the plugin is invalid.
     """
 
     def __init__(
@@ -40,23 +48,25 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
     ):
         self.package, self.group, self.accepts, self.validate = package, group, accepts, validate
         self._loaded: dict[str, T] = {}  # imported plugins of other packages, by name
+        self._in_files: dict[Path, dict[str, T]] = {}  # plugins of a user, by file and name
 
     def __getitem__(self, name: str) -> T:
         """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
-        if name in self._builtin:
-            return self._builtin[name]
+        here = self._here
+        if name in here:
+            return here[name]
         if name not in self._loaded:
             self._loaded[name] = self._load(name, self._provided[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._builtin or name in self._loaded or name in self._provided
+        return name in self._here or name in self._loaded or name in self._provided
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._builtin, *self._provided}))
+        return iter(sorted({*self._here, *self._provided}))
 
     def __len__(self) -> int:
-        return len({*self._builtin, *self._provided})
+        return len({*self._here, *self._provided})
 
     def available(self) -> dict[str, T]:
         """Import and return all plugins. An entry point that cannot be used is omitted with a warning."""
@@ -67,9 +77,10 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
         for entry in entry_points(group=self.group):
-            if entry.name in self._builtin:
+            if entry.name in self._here:
+                owner = "a built-in plugin" if entry.name in self._builtin else FILES_VARIABLE
                 warnings.warn(
-                    f"the entry point '{entry.name}' of {self.group} in {_provider(entry)} is not used, because a built-in plugin "
+                    f"the entry point '{entry.name}' of {self.group} in {_provider(entry)} is not used, because {owner} "
                     "has the same name",
                     stacklevel=3,
                 )
@@ -80,26 +91,47 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         package = import_module(self.package)
         plugins: dict[str, T] = {}
         for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
-            module = import_module(info.name)
-            for value in vars(module).values():
-                if not _is_defined_in(info.name, value):
-                    continue
-                name = vars(value).get("name")
-                if isinstance(name, str) and self.accepts(value):
-                    if name in plugins:
-                        raise AssertionError(
-                            f"{plugins[name]} and {value} are both named '{name}'; rename one of them"
-                        )
-                    self.validate(name, value)
-                    plugins[name] = value
+            self._add_from(import_module(info.name), plugins)
+        return plugins
+
+    @property
+    def _here(self) -> dict[str, T]:
+        """The built-in plugins and the plugins in the files that FEDCOMP_PLUGINS names, by name."""
+        if not (files := os.environ.get(FILES_VARIABLE)):
+            return self._builtin
+        plugins = dict(self._builtin)
+        for file in filter(None, files.split(os.pathsep)):
+            path = Path(file).absolute()
+            if path not in self._in_files:
+                self._in_files[path] = self._add_from(_module_in(path), {})
+            for name, plugin in self._in_files[path].items():
+                if plugins.setdefault(name, plugin) is not plugin:
+                    raise ConfigError(
+                        f"{FILES_VARIABLE}: {file} defines '{name}', but another of {self.group} has this name; choose another name"
+                    )
+        return plugins
+
+    def _add_from(self, module: ModuleType, plugins: dict[str, T]) -> dict[str, T]:
+        """Add the plugins that a module defines to `plugins`. Return `plugins`."""
+        for value in vars(module).values():
+            if not _is_defined_in(module.__name__, value):
+                continue
+            name = vars(value).get("name")
+            if isinstance(name, str) and self.accepts(value):
+                if name in plugins:
+                    raise SpecError(
+                        f"{plugins[name]} and {value} are both named '{name}'; rename one of them"
+                    )
+                self.validate(name, value)
+                plugins[name] = value
         return plugins
 
     @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
-        """The entry points by name, except for entry points that have the name of a built-in plugin."""
+        """The entry points by name, except for entry points that have the name of another plugin."""
         entries: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self.group):
-            if entry.name not in self._builtin:
+            if entry.name not in self._here:
                 entries.setdefault(entry.name, []).append(entry)
         return entries
 
@@ -127,6 +159,27 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
 def _is_defined_in(module: str, value: Any) -> bool:
     return isinstance(value, type | FunctionType) and value.__module__ == module
+
+
+@cache
+def _module_in(path: Path) -> ModuleType:
+    """Import a file that FEDCOMP_PLUGINS names. Raises ConfigError if the file cannot be imported."""
+    name = f"fedcomp_plugin_{path.stem}"
+    found = spec_from_file_location(name, path) if path.suffix == ".py" else None
+    if found is None or found.loader is None or not path.is_file():
+        raise ConfigError(
+            f"{FILES_VARIABLE}: {path} is not a Python file; give the paths of .py files, separated by '{os.pathsep}'"
+        )
+    module = sys.modules[name] = module_from_spec(
+        found
+    )  # dataclasses look the module up by its name
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{FILES_VARIABLE}: {path} cannot be imported ({type(error).__name__}: {error}); correct the file"
+        ) from error
+    return module
 
 
 def _provider(entry: EntryPoint) -> str:

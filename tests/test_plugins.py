@@ -1,4 +1,4 @@
-"""Plugins of another package: installed plugins are found, imported when they are used, and replace no built-in ones."""
+"""Plugins of another package or of a user's file: they are found, imported when they are used, and replace no built-in ones."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 
 import pytest
 from plugins import install
+
+import fedcomp
+from fedcomp.errors import ConfigError
 
 MODULE = """
 from dataclasses import dataclass
@@ -127,3 +130,77 @@ print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
         "which is not a plugin of this kind; repair or uninstall the package theirs"
     )
     assert unknown.startswith("plane: unknown codec 'plane'; did you mean 'plain'?")
+
+
+CODEC = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcomp.codecs.identity import Identity
+
+
+@dataclass(frozen=True)
+class Mine(Identity):
+    name: ClassVar[str] = "{name}"
+    id: ClassVar[int] = {id}
+"""
+
+
+@pytest.fixture
+def plugin_file(tmp_path, monkeypatch):
+    """Return a function that writes files with plugins and names them in FEDCOMP_PLUGINS."""
+
+    def write(**files: str) -> None:
+        for stem, text in files.items():
+            (tmp_path / f"{stem}.py").write_text(text)
+        paths = [str(tmp_path / f"{stem}.py") for stem in files]
+        monkeypatch.setenv("FEDCOMP_PLUGINS", os.pathsep.join(paths))
+
+    return write
+
+
+@pytest.mark.deploy
+def test_worker_processes_use_the_codec_of_a_users_file(plugin_file, tmp_path):
+    plugin_file(a_codec=CODEC.format(name="filed", id=210))
+    options = {"clients": 4, "participation": 1.0, "rounds": 1, "plain": True}
+    run = fedcomp.simulate(
+        "digits", uplink="filed", engine="processes", out=str(tmp_path / "run"), **options
+    )
+    assert run.config.uplink == "filed" and "filed" in fedcomp.available_codecs()
+    assert "filed" not in fedcomp.available_tasks()
+
+
+def test_a_plugin_of_a_file_is_unknown_without_the_variable(plugin_file, monkeypatch):
+    plugin_file(b_codec=CODEC.format(name="filed-b", id=211))
+    assert fedcomp.codec("filed-b").name == "filed-b"
+    monkeypatch.delenv("FEDCOMP_PLUGINS")
+    with pytest.raises(fedcomp.UserError, match="unknown codec 'filed-b'"):
+        fedcomp.codec("filed-b")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"c_codec": "x = 1 / 0"},
+            r"c_codec\.py cannot be imported \(ZeroDivisionError: .*correct",
+        ),
+        ({"d_codec": CODEC.format(name="stc", id=212)}, "defines 'stc', but another"),
+        (
+            {"e": CODEC.format(name="same", id=213), "f": CODEC.format(name="same", id=213)},
+            "defines 'same', but another of fedcomp.codecs has this name; choose another name",
+        ),
+    ],
+)
+def test_errors_name_a_users_file(plugin_file, files, message):
+    plugin_file(**files)
+    with pytest.raises(ConfigError, match=message):
+        fedcomp.codec("identity")
+
+
+@pytest.mark.parametrize("path", ["gone.py", "notes.txt", "."])
+def test_a_path_without_a_python_file_is_an_error(path, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("")
+    monkeypatch.setenv("FEDCOMP_PLUGINS", str(tmp_path / path))
+    with pytest.raises(ConfigError, match="is not a Python file; give the paths of .py files"):
+        fedcomp.codec("identity")

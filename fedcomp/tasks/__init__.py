@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
-    __name__, "fedcomp.tasks", lambda value: callable(value) or isinstance(value, Task)
+    __name__,
+    "fedcomp.tasks",
+    lambda value: isinstance(value, Task) or (callable(value) and not isinstance(value, type)),
 )
 
 
