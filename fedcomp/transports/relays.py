@@ -20,11 +20,11 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
-RELAY = "relay"  # value of `stage` in the failure report of a client whose update cannot be added, or is in a sum that the server rejects
+RELAY = "relay"  # `stage` of a failure if a relay cannot add an update, or if the server rejects the sum that contains the update
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
-    """Return whether a relay may add a report's update: the report answers its assignment, and the server would accept it."""
+    """Return whether a relay may add a report's update, that is, whether the report is a valid answer to `assignment`."""
     a, r = assignment, report
     try:
         ReportedMetrics.unpack(r.metrics)
@@ -33,7 +33,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # the reasons of many reports in one message could exceed its size limit
+        and not r.reason  # many reasons in one message could exceed the message's size limit
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
@@ -46,8 +46,8 @@ def add_frames(
     """Return the reports that a relay sends to the server, in the order of `reports`.
 
     If `can_add` returns False for a report, the relay forwards the report unchanged. The relay adds the frames (encoded updates) of the
-    other reports, or leaves some frames out if not all of them can be added together. The first report whose frame was added carries the
-    sum. A failure report with the stage "relay" replaces each report whose frame was left out.
+    other reports, but leaves out frames that cannot be added to the others. The first report whose frame was added carries the sum. A
+    failure report with the stage "relay" replaces each report whose frame was left out.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -74,7 +74,7 @@ def _largest_sum(
 ) -> tuple[bytes, dict[int, str]]:
     """Add frames (encoded updates) in groups, and return the sum of the largest group.
 
-    Also return a mapping from the index of each frame outside this group to the reason why the frame is not in the sum.
+    Also return the frames that are not in this sum, as a mapping from a frame's index to the reason.
     """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
@@ -104,7 +104,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
         return
     uplink, memory = strategy.uplink, strategy.memory
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # largest number of clients of a relay
+    per_relay = -(-config.clients // config.relays)  # largest number of clients per relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     only_sum = "a relay sends only the sum of its clients' encoded updates"
     inner = uplink.unscoped
@@ -115,7 +115,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"a relay adds s2 tables of one size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
+        why = f"a relay adds only s2 tables of equal size, but with --uplink {uplink} the size varies by update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:

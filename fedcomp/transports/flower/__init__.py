@@ -1,4 +1,4 @@
-"""fedcomp in a Flower App: fedcomp's strategies with their ClientApp, and compression of the messages of Flower's own strategies."""
+"""Support for Flower Apps: run a fedcomp strategy in a Flower App, or compress the messages of a Flower strategy."""
 
 from .compressed import Compressed
 from .compression import compression_mod

@@ -86,7 +86,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Call the wrapped strategy's `start`. During the call, methods of this wrapper replace the strategy's methods that HOOKS names.
+        """Call the wrapped strategy's `start`. During the call, this wrapper's methods replace the strategy's methods listed in HOOKS.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -113,7 +113,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages. In each message, the broadcasts that the receiver has missed replace the model."""
+        """Return the wrapped strategy's messages. Instead of the model, each message carries the broadcasts that its receiver missed."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -144,7 +144,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages. In each message, the broadcasts that the receiver has missed replace the model."""
+        """Return the wrapped strategy's messages. Instead of the model, each message carries the broadcasts that its receiver missed."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -162,10 +162,7 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the Model with the values `arrays`.
-
-        If `arrays` differs from the current Model, return a new Model; all clients then download the whole model.
-        """
+        """Return the current Model if its values are `arrays`, else a new Model, which all clients download as a whole."""
         if self.model is not None and self.model.equals(arrays):
             return self.model
         layout = ArrayLayout.of(arrays, self.whole)
@@ -199,7 +196,10 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase, with the broadcasts that each receiver has missed in place of the model."""
+        """Return the wrapped strategy's messages of a phase.
+
+        Instead of the model, each message carries the broadcasts that its receiver missed.
+        """
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -262,7 +262,7 @@ class Compressed(Strategy):
 def weighted_by(strategy: Strategy) -> str:
     """Return the name of the metric by which a strategy weights replies, or "" if there is none.
 
-    If the strategy is a wrapper without such a metric, return the metric of the wrapped strategy.
+    For a wrapper that names no metric, return the metric of the wrapped strategy.
     """
     wrapped: object = strategy
     while wrapped is not None:

@@ -3,9 +3,9 @@
     app = ClientApp(mods=[compression_mod()])
 
 On the server, wrap the strategy in `fedcomp.transports.flower.Compressed`. The mod decodes the server's message into the ArrayRecord that
-the app expects. The mod computes the update, which is the difference between the arrays that the app returns and the arrays that it
-received, and compresses the update with error feedback. If the server's strategy is not wrapped, its messages pass through the mod
-unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
+the app expects. The update is the difference between the arrays that the app returns and the arrays that the app received. The mod
+compresses the update with error feedback. If the server's strategy is not wrapped, its messages pass through the mod unchanged. The server
+chooses the codecs and names them in each message. The client chooses the error-feedback memory.
 
 A SuperNode (Flower's client program) starts a process for each message, and the app's Context is lost when the SuperNode ends. The mod
 therefore stores a client's state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, the
@@ -43,10 +43,9 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # a client keeps the states of its RUNS newest runs
 TICKET_BYTES = 16
-# The server's messages identify their run by the values with these names. A client ignores a stored state
-# whose values differ from those in the message.
+# Names of the values in the server's messages that identify the run. A client ignores a stored state with other values.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # name of the entry in a stored state that holds the values that identify the run, and the layout, as JSON
+HEAD = "head"  # entry of a stored state: a JSON object with the layout and the values that identify the run
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
@@ -56,8 +55,8 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
     `memory`: spec of the error-feedback memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients'
     states. On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a
     client's state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node
-    config, or after its node id if there is no `partition-id`. Without a key of its own, a SuperNode gets a new node id, and therefore a
-    new folder, when it restarts. Raises ConfigError for an error-feedback memory that a mod cannot support.
+    config, or after its node id if there is no `partition-id`. A SuperNode without its own key gets a new node id, and therefore a new
+    folder, at each restart. Raises ConfigError for an error-feedback memory that a mod cannot support.
     """
     check_memory(memory)
 
@@ -74,14 +73,14 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
 
 
 def check_memory(memory: str) -> None:
-    """Raise ConfigError for a memory that needs support from the server or from the client's training loop."""
+    """Raise ConfigError for an error-feedback memory that needs support from the server or from the client's training loop."""
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    # Check the spec. Ignore a ConfigError (the memory does not suit the codec stc), since the server may choose another codec.
+    # Check the spec. A ConfigError only means that the memory does not suit the codec stc; the server may choose another codec.
     with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
@@ -99,7 +98,7 @@ def in_simulation() -> bool:
 
 
 def folder_name(context: Context) -> str:
-    """Return the name of a client's folder. The clients of one machine have folders with different names."""
+    """Return the name of a client's folder. Clients on the same machine have different folders."""
     partition = context.node_config.get("partition-id")
     name = f"node-{context.node_id}" if partition is None else f"partition-{partition}"
     return name.replace(os.sep, "_")

@@ -78,7 +78,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the fedcomp message in a Flower reply. Raises ProtocolError for an error from Flower or another kind of message."""
+    """Return the fedcomp message in a Flower reply. Raises ProtocolError if the reply is a Flower error or has another type of message."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

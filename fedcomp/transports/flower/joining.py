@@ -44,7 +44,7 @@ class JoiningTransport(GridTransport):
         self.on_joined, self.on_left = on_joined, on_left
         self.on_late_answer, self.warn = on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
-        self._invited: dict[str, int] = {}  # by id of an invitation: the invited node
+        self._invited: dict[str, int] = {}  # by message id of an invitation: the invited node
         self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
         self._warned: set[str] = set()

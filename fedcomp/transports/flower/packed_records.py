@@ -60,7 +60,7 @@ class Parcel(WireMessage):
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
         """Return `content` with `arrays` in place of this Parcel, or without the Parcel if `arrays` is None.
 
-        Raises ProtocolError if `content` already has a record with the key `record`, which is reserved for `arrays`.
+        The key of `arrays` is the attribute `record`. Raises ProtocolError if `content` already has a record with this key.
         """
         if self.record in content:
             raise ProtocolError(
@@ -86,7 +86,7 @@ class Parcel(WireMessage):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Names, shapes and dtypes of a model's arrays, in order. An array that is sent uncompressed has the dtype ""."""
+    """Names, shapes and dtypes of a model's arrays, in order. The dtype is "" for an array that is sent uncompressed."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -134,7 +134,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return `vector` as the receiver of `record` gets it: the values of float16 arrays are rounded, all other values are exact."""
+        """Return `vector` after transmission as `record`: the values of float16 arrays are rounded, all other values are exact."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -145,7 +145,7 @@ class ArrayLayout:
     def vector(self, record: ArrayRecord) -> Tensor:
         """Return the float arrays of a record as a new float32 vector [numel].
 
-        Raises ProtocolError for a malformed array, or an array of another shape.
+        Raises ProtocolError for an array that is malformed or has another shape.
         """
         vector = torch.empty(self.vector_layout.numel)
         for entry in self.vector_layout:
@@ -181,7 +181,7 @@ class ArrayLayout:
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
-        """Return a record made of a vector [numel] and the uncompressed arrays `whole`, in the model's order."""
+        """Combine a vector [numel] and the uncompressed arrays `whole` into a record, in the model's order."""
         views, arrays = self.vector_layout.views(vector), {}
         for name, _, dtype in self.arrays:
             arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else whole[name]

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=WireMessage)
 
 
 def to_records(message: WireMessage, metrics: dict[str, int | float] | None = None) -> RecordDict:
-    """Return a message as Flower records, with `metrics` as a MetricRecord for Flower's own strategies."""
+    """Return a message as Flower records. `metrics` becomes a MetricRecord, which Flower's own strategies read."""
     data = message.pack()
     if len(data) <= MAX_CONFIG_BYTES:
         records = RecordDict({MESSAGE: ConfigRecord({MESSAGE: data})})

@@ -1,4 +1,4 @@
-"""A Flower strategy that runs a strategy of fedcomp in a ServerApp, and a ClientApp for the clients.
+"""A Flower strategy that runs a fedcomp strategy in a ServerApp, and the ClientApp of its clients.
 
     strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
     strategy.start(grid, initial_arrays, num_rounds=10)
@@ -102,7 +102,7 @@ class FlowerStrategy(Strategy):
 
     def _only_start(self, *args: Any, **options: Any) -> Any:
         """Raise ConfigError, because Flower's own round loop cannot run this strategy."""
-        raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
+        raise ConfigError("Flower's round loop cannot run this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
 

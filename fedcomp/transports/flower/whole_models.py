@@ -52,7 +52,7 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # The values in each message that identify the run. "training" is unique to the run. Clients ignore the stored states of other runs.
+    # The values in each message that identify the run, among them the random id "training". Clients ignore the stored states of other runs.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
     # By client: the last model version that the client reported.
@@ -72,7 +72,7 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` of a message by the broadcasts that the node has missed.
+        """Replace the record `key` of a message by the broadcasts that the receiving node has missed.
 
         Raises ConfigError for a second message to a node in one phase of a round.
         """
@@ -127,7 +127,7 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for an error from a client that has never sent a compressed update, since it may lack `compression_mod`.
+        """Raise ProtocolError for an error from a client that has never sent a compressed update: its app may lack `compression_mod`.
 
         Flower itself handles the errors of clients that have sent a compressed update.
         """
@@ -157,7 +157,8 @@ class Model:
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.
 
-        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays of another model. On an error, the model does not change.
+        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes. On an error, the model does not
+        change.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -171,7 +172,7 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return which replies cannot be averaged with the majority of replies: a mapping from the index of a reply to the reason.
+    """Return the replies that cannot be averaged with most other replies, as a mapping from a reply's index to the reason.
 
     Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord with a positive
     metric `weight`. If `trained` is true, the reply also needs one ArrayRecord. The records and metrics must have the same names as in most

@@ -15,25 +15,26 @@ from .wire import Hello, Refused
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
 # A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S seconds.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED = 4096  # limit of warnings about client ids, and of warnings about hosts
+MAX_WARNED = 4096  # largest number of warnings about client ids, and of warnings about hosts
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class Admission:
-    """The checks that clients and relays must pass to join, in order. A failed check raises EndStream with the reason.
+    """The checks that clients and relays must pass to join. A failed check raises EndStream with the reason.
 
-    `refused` counts the refused streams by cause. `warn` is called with warnings for the operator of the server.
+    The order of the checks is `check_key`, `check_hello`, `check_presence`. `refused` counts the refused streams by cause. `warn` is called
+    with warnings for the operator of the server.
     """
 
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        # By identity of a client or relay: the token bucket that limits how often it may join. A bucket is the number of tokens and the
-        # `time.monotonic()` at which they were counted.
+        # By identity of a client or relay: the token bucket that limits the number of joins, as a tuple (number of tokens,
+        # `time.monotonic()` of the last update).
         self._tokens: dict[object, tuple[float, float]] = {}
         # Client ids outside the run about which the operator was warned.
         self._warned: set[int] = set()
-        # Hosts that caused a warning by flooding the port over a connection on which no client joined.
+        # Hosts about which the operator was warned, because they flooded the port over a connection on which no client had joined.
         self._flooding: set[str] = set()
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
@@ -51,7 +52,7 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is "" if the key has been accepted since `id_of_hash`
+        if client is None:  # `reason` is "" if the key was accepted just after `id_of_hash`
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -118,7 +119,7 @@ class Admission:
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why the key of a connection is no longer accepted, or "" if the key is accepted or the connection has none."""
+        """Return why a connection's key is no longer accepted, or "" if the key is accepted or the connection has no key."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
@@ -131,7 +132,7 @@ class Admission:
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
         """Count and report a connection from `host` that sends too many bytes.
 
-        Refuse the client or relay that has joined on the connection for FLOOD_PAUSE_S seconds.
+        If a client or relay has joined on the connection, refuse it for FLOOD_PAUSE_S seconds.
         """
         self.refused["flood"] += 1
         name = f"a connection from {host} on which no client has joined"
@@ -180,7 +181,7 @@ class Admission:
             if client not in self._warned and len(self._warned) < MAX_WARNED:
                 self._warned.add(client)
                 self.warn(
-                    f"{reason}, but tried to join; start a new run with --clients {client + 1} to include this client"
+                    f"a client was refused: {reason}; start a new run with --clients {client + 1} to include this client"
                 )
             raise self.refusal("no place", reason, retry=False)
         stream.client = client

@@ -99,7 +99,7 @@ class GrpcConnection:
             await self._changed.wait()
 
     async def send(self, answer: Presence | Report) -> None:
-        """Send the answer to the server's invitation (Presence), or to the last assignment that `messages` yielded (Report).
+        """Send a Presence, which answers the server's invitation, or a Report, which answers the last assignment that `messages` yielded.
 
         Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` returns without an error,
         and `messages` yields the refusal.
@@ -128,7 +128,7 @@ class GrpcConnection:
                 async with asyncio.timeout(STATUS_S):
                     await asyncio.shield(self._reading)
             if self._unread and isinstance(self._unread[-1], Refused):
-                return  # `messages` yields the reason why the server ended the stream
+                return  # `messages` yields the refusal
             raise self._error or self._unreachable(error) from error
 
     async def _read(self) -> None:

@@ -46,13 +46,13 @@ class Answered(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Reports from a relay. One of the reports may carry the sum of the updates of all these reports.
+    """Reports from a relay that adds updates.
 
-    The server then accepts either all updates in these reports or none.
+    One report may carry the sum of the updates of all reports. The server then accepts either all these updates or none.
     """
 
     answers: list[Answered]
-    # Other clients whose updates are in the sum, although the server no longer waits for their answers.
+    # Other clients whose updates may be in the sum, but whose assignments are no longer open.
     closed: list[int]
 
 

@@ -6,9 +6,9 @@ import resource
 from ...errors import ConfigError
 from .wire import MAX_GRPC_BYTES
 
-# gRPC reads these variables when it is first imported, and its Python API has no other way to set them. The only cipher suite allowed for
-# TLS 1.2 requires RSA keys. fedcomp's certificates have EC keys, so all connections use TLS 1.3. GRPC_VERBOSITY keeps failed handshakes out
-# of the log.
+# These settings are possible only through environment variables, which gRPC reads when it is first imported. The only cipher suite allowed
+# for TLS 1.2 requires RSA keys. fedcomp's certificates have EC keys, so all connections use TLS 1.3. GRPC_VERBOSITY keeps failed handshakes
+# out of the log.
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -59,7 +59,7 @@ def client_options() -> list[tuple[str, int]]:
 def _allow_connections(wanted: int) -> int:
     """Increase the limit of open files to fit `wanted` connections, or as far as the system allows.
 
-    Return how many of these connections the limit then allows. Raises ConfigError if the limit is too low for any client.
+    Return how many connections fit the new limit, at most `wanted`. Raises ConfigError if the limit is too low for any client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + SPARE_FILES

@@ -25,7 +25,7 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    # The `time.monotonic()` after which a relay adds the updates of its other clients without waiting for the answer to this assignment.
+    # `time.monotonic()` after which the relay no longer waits for this client's answer, and adds the other clients' updates.
     due_s: float | None = None
     sent: bool = False  # whether gRPC has accepted the last part of the assignment
     relay: "ConnectedRelay | None" = None  # the relay to which the assignment was sent
@@ -45,7 +45,7 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """A dictionary from clients to their open assignments.
+    """A dictionary of open assignments by client id.
 
     `emit` is called with an `Answered` event for each answer or loss. Use this class only in the gRPC event loop.
     """

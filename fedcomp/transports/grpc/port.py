@@ -39,8 +39,8 @@ FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's far
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
 SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
-# Size limit of a report without its frame. The limit of a relay is higher by MAX_RELAYED_HEAD_BYTES for each client of the relay, because a
-# relay sends several reports in one message.
+# Size limit of a report without its frame (encoded update). A relay sends several reports in one message, so its limit is higher by
+# MAX_RELAYED_HEAD_BYTES for each of its clients.
 MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
 MAX_RELAYED_HEAD_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
@@ -137,7 +137,7 @@ class Port:
     async def _cut_floods(self) -> None:
         """Cut connections that flood the port with bytes.
 
-        Check often, because gRPC keeps all headers of a stream in memory before the stream starts.
+        The checks are frequent, because gRPC keeps all received headers in memory until a stream starts.
         """
         while True:
             began = time.thread_time()
@@ -241,7 +241,7 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            # If the assignment was sent through a relay, the relay waits for the client to reconnect.
+            # If the assignment was sent through a relay, the relay itself applies the grace period.
             if pending is not None and pending.relay is None:
                 self.pending.start_grace(client, self.settings.grace_s)
 
@@ -478,7 +478,7 @@ def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | No
         pair = credentials.key, credentials.certificate
         secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
         port = server.add_secure_port(where, secure)
-    if port == 0:  # older versions of gRPC
+    if port == 0:  # older versions of gRPC return 0 instead of raising an error
         raise RuntimeError("gRPC gives no reason")
     return port
 

@@ -34,7 +34,7 @@ REFUSED_KEY = (
     "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
     "relays cannot connect to another relay"
 )
-TERMS_BYTES = 64 << 20  # largest message with the terms of a run or with the table of accepted keys
+TERMS_BYTES = 64 << 20  # size limit of messages with the run's terms or the accepted keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
 Answer = tuple[int, Report, Assignment]
 
@@ -42,7 +42,7 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    In addition to the messages for clients, `messages` yields the run's terms (RelayTerms), tables of keys (dict), assignments (Bundle),
+    `messages` yields the same messages as for a client, and also the run's terms (RelayTerms), tables of keys (dict), assignments (Bundle),
     withdrawn assignments (list) and requests to disconnect a client (Disconnect).
     """
 
@@ -77,7 +77,7 @@ class Relay:
     """A relay: one connection to a server, and a port that serves clients while this connection lasts.
 
     `opened` is called with the port's number and the terms of the run (RelayTerms), `changed` with the new number of connected clients, and
-    `warn` with each warning. These callbacks are called in the thread of the gRPC event loop.
+    `warn` with each warning. All three callbacks run in the thread of the gRPC event loop.
     """
 
     connection: RelayConnection
@@ -107,7 +107,7 @@ class Relay:
         self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether to wait for all reports before adding updates
-        # Encoded messages, and functions that add updates and return an encoded message.
+        # Messages to the server. A message is encoded already, or is a function that adds updates and returns the encoded message.
         self.outgoing: deque[list[bytes] | Callable[[], list[bytes]]] = deque()
         self.queued = asyncio.Event()
 
@@ -243,7 +243,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue one message with the reports whose updates the relay will add, in the order of the client ids."""
+        """Queue the reports in `to_add` as one message, in the order of the client ids."""
         if self.to_add and self.adder is not None:
             answers = [self.to_add[client] for client in sorted(self.to_add)]
             self._queue(partial(_encode_sum, *self.adder, answers))
@@ -259,7 +259,7 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. A relay that adds no updates sends consecutive reports in messages of up to wire.PART_BYTES bytes."""
+        """Queue a report. If the relay adds no updates, consecutive reports share a message of up to wire.PART_BYTES bytes."""
         head, *entry = relay_wire.encode_reports([answer])
         last = self.outgoing[-1] if self.outgoing and self.adder is None else None
         if (
@@ -287,9 +287,9 @@ class Relay:
 
 
 def _encode_sum(codec: Codec, layout: Layout, answers: list[Answer]) -> list[bytes]:
-    """Encode a message with reports. The first report that had an update carries the sum of all updates.
+    """Add the updates of reports, and encode the reports as one message.
 
-    The other reports carry no update.
+    The first report whose update was added carries the sum, and the others carry no update.
     """
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)

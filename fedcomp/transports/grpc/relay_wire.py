@@ -35,7 +35,7 @@ class Bundle:
 
 @dataclass
 class Disconnect:
-    """A message in which the server tells a relay to disconnect a client. `refused` has the reason."""
+    """A message that tells a relay to disconnect a client. `refused`: the message to the client, with the reason."""
 
     client: int
     connection: int  # number that the relay gave the connection in its JOINED message
@@ -75,12 +75,11 @@ class FrameCache:
             yield number
 
 
-# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries. Messages of all other kinds have exactly one
-# entry.
+# Messages of the kinds in ENTRY_FIELDS consist of entries. KEYS and WITHDRAW messages have any number of entries, and all others have one.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
-    """Return a reader of the body of `message`, which is part of another message."""
+    """Return a reader of the body of a nested message. Raises ProtocolError if the message is not of the kind `expected`."""
     kind, reader = wire.read_kind(message)
     if kind is not expected:
         raise ProtocolError(
@@ -172,7 +171,7 @@ def encode_bundle(
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
     """Decode a message with assignments.
 
-    Add the new frames to the cache `frames` (number → frame), and remove the frames that the relay is told to forget.
+    Add the new frames to the cache `frames` (number → frame), and remove the frames that the server tells the relay to forget.
     """
 
     def resolve(reference: bytes) -> bytes:

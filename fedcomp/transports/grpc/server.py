@@ -38,8 +38,7 @@ class GrpcTransport:
     `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended, and
     `on_late_answer` for each answer that comes too late.
 
-    A client that loses its connection before it answers, and reconnects within the grace period of `settings`, receives its assignment
-    again.
+    If a client loses its connection before it answers, but reconnects within `settings.grace_s` seconds, it receives its assignment again.
     """
 
     def __init__(
@@ -124,9 +123,10 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost if a relay may have added them to the update of a client in `withdrawn`. Clients send lost updates again.
+        """Mark queued updates as lost if a relay may have added them to the update of a client in `withdrawn`.
 
-        `withdrawn`: clients whose assignments are no longer open. Only `_deliveries[first:]` are checked.
+        Clients roll back lost updates. `withdrawn`: clients whose assignments are no longer open. `first`: index in `_deliveries` of the
+        first delivery to check.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
@@ -136,7 +136,7 @@ class GrpcTransport:
     # Methods that the Transport protocol does not have.
 
     def public_key(self, client: int) -> bytes:
-        """Return the public key with which a client joined, a compressed P-384 point. Raises KeyError if the client gave no key."""
+        """Return the public key with which a client joined (compressed P-384 point). Raises KeyError if the client gave no key."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -217,9 +217,9 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports. The update in one report may be the sum of several updates.
+        """Deliver a relay's reports, one of which may carry the sum of several updates.
 
-        If the sum contains an update that the server does not wait for, all updates in the sum are lost.
+        If the server no longer waits for one of the updates in the sum, all updates in the sum are lost.
         """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]

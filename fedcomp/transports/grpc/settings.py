@@ -52,7 +52,7 @@ class Keys(Protocol):
     def problem(self) -> str:
         """The reason why keys cannot be checked at the moment, or "" if keys can be checked.
 
-        While keys cannot be checked, refused clients try again later.
+        Clients that are refused while keys cannot be checked try again later.
         """
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# The server disconnects a relay if more than MAX_QUEUED messages to the relay are queued, because the relay reads too slowly.
+# The server disconnects a relay that reads so slowly that more than MAX_QUEUED messages are queued for it.
 MAX_QUEUED = 20_000
 
 
@@ -52,7 +52,7 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        # Number of assignments sent. The client or relay may send at most this number of multi-part messages.
+        # Number of assignments sent, which is also the limit of multi-part messages from the client or relay.
         self.n_assignments = 0
         self.silent_ticks = 0
         self.pinged = False
@@ -77,7 +77,7 @@ class Stream:
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
-        """Queue messages, which are sent before the remaining messages of an assignment."""
+        """Queue messages. They are sent before the unsent messages of the current assignment."""
         self.queue += messages
         self._start()
 
@@ -115,9 +115,9 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    # The client reads, else gRPC would not have accepted a large message.
+                    # gRPC accepts a large message only if the client reads, so the client is not silent.
                     self.silent_ticks = 0
-        except Exception:  # the stream has ended; the task that reads it handles the end
+        except Exception:  # the stream has ended; the task that reads the stream handles the end
             self.queue.clear()
             self.withdraw()
         self._writer = None
@@ -135,8 +135,8 @@ class ConnectedRelay:
         # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
         # that reads nothing cannot fill the server's memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # Number of unanswered assignments by client. The relay may report one late answer for each unanswered assignment, which limits
-        # the events that a malicious relay can cause.
+        # Number of unanswered assignments by client. Late answers beyond this number cause no events, which limits the events that a
+        # malicious relay can cause.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
@@ -203,7 +203,7 @@ class ConnectedRelay:
         All reports are decoded before any report is delivered, because one report may carry the sum of all updates.
         """
         reports: dict[int, Report] = {}
-        # Clients whose answers are too late, in the order of the message.
+        # Clients whose reports are too late, in the order of the reports.
         closed: dict[int, None] = {}
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
@@ -262,7 +262,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Make the relay disconnect this client. The relay first sends the client the reason, which is in `refused`."""
+        """Make the relay send `refused` (with the reason) to the client, and then disconnect the client."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

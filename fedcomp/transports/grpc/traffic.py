@@ -84,7 +84,8 @@ class PortTraffic:
     def __init__(self) -> None:
         # Open connections by peer: the file descriptor and the last byte counts.
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
-        # Clients of open connections. A new connection may be missing in `_live`, because looking for connections takes time.
+        # By peer: the client that has joined on the connection. A new connection may not be in `_live` yet, because `_find` runs only now
+        # and then.
         self._clients: dict[Peer, int] = {}
         # Sums of the bytes of ended connections, in total and by client.
         self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
@@ -107,14 +108,14 @@ class PortTraffic:
             self._find()
 
     def assign(self, peer: Peer | None, client: int) -> None:
-        """Count the bytes of a connection for a client."""
+        """Attribute the bytes of a connection to a client."""
         if self.port is not None and peer is not None:
             self._clients[peer] = client
 
     def read(self, peer: Peer | None) -> WireBytes | None:
-        """Read the byte counters of a connection. Bytes that are sent after the last reading are not counted.
+        """Read the byte counters of a connection. Return None if `peer` is unknown.
 
-        If the connection has just ended, return the last reading. Return None if `peer` is unknown.
+        If the connection has just ended, return the last reading. Bytes sent between the last reading and the end are not counted.
         """
         if peer is None or peer not in self._live:
             return None
@@ -150,8 +151,8 @@ class PortTraffic:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
         Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. For connections on which no client has
-        joined, the byte counters are read anew; for other connections, the last reading is used. Connections that were cut are not returned
-        again. `ended`: peers of connections that are not checked, because their streams have ended.
+        joined, the byte counters are read again; for other connections, the last reading is used. Connections that were cut are not
+        returned again. `ended`: peers of connections that are not checked, because their streams have ended.
         """
         if self.port is None:
             return []
@@ -212,7 +213,7 @@ class PortTraffic:
         for descriptor in now.difference(descriptor for descriptor, _ in self._live.values()):
             with contextlib.suppress(OSError), self._connection(descriptor) as (connection, peer):
                 if peer is not None:
-                    if peer in self._live:  # an ended connection had the same address and port
+                    if peer in self._live:  # an ended connection used the same address
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
@@ -220,7 +221,7 @@ class PortTraffic:
         """Read the byte counters of all connections, including new connections."""
         if self.port is None:
             return
-        # `read` also forgets ended connections, whose file descriptors may be in use again.
+        # `read` also forgets ended connections, even if new connections already use their file descriptors.
         for peer in [*self._live]:
             self.read(peer)
         self._find()

@@ -1,4 +1,4 @@
-"""The bytes of the gRPC transport, as docs/reference/wire-format.md specifies them.
+"""The encoding of gRPC messages, as docs/reference/wire-format.md specifies it.
 
 The first byte of a gRPC message gives its kind, and the other bytes are its body. Most bodies are dataclasses of `fedcomp.messages`: a bit
 mask says which fields follow, and all other fields have the values of a base message that both sides know. For example, the base of a
@@ -86,7 +86,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Refused:
-    """The last message of a server to a client or relay that it refuses or disconnects."""
+    """The server's last message to a client or relay that is refused or disconnected."""
 
     reason: str  # one sentence
     retry: bool  # whether a later attempt may succeed
@@ -164,7 +164,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# By kind of message: a function that makes the base message, given the stream's invitation. Only fields that differ from the base are sent.
+# By kind of message: a function from the stream's invitation to the base message. Only fields that differ from the base are sent.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -188,8 +188,8 @@ def encode_assignment(
 ) -> list[bytes]:
     """Encode an assignment as a list of byte strings, without copying its large byte strings.
 
-    The client id is not encoded, because both sides know it. `refer` maps a byte string in `frames` or `announced` to the
-    reference that is sent in its place.
+    The client id is not encoded, because both sides know it. If `refer` is given, the message has `refer(data)` in place of each byte
+    string `data` in `frames` and `announced`.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -203,7 +203,7 @@ def encode_assignment(
 def decode_assignment(
     reader: Reader, client: int, resolve: Callable[[bytes], bytes] | None = None
 ) -> tuple[int, Assignment]:
-    """Decode a sequence number and an assignment. `resolve` is the inverse of `refer` in `encode_assignment`."""
+    """Decode a sequence number and an assignment. `resolve` returns the byte string for a reference made by `refer` (encode_assignment)."""
     sequence = reader.varint()
     assignment, omitted = decode_fields(_assignment_base(client), reader)
     if resolve is not None:
@@ -215,7 +215,10 @@ def decode_assignment(
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode a report as a list of byte strings. Leave out values that follow from the assignment `answered`. Do not copy the frame."""
+    """Encode a report as a list of byte strings, without copying the frame.
+
+    Fields whose values follow from the assignment `answered` are omitted.
+    """
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
         base.ticket = ticket(report.round, report.client, report.frame)
@@ -223,7 +226,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode a report after its sequence number has been read."""
+    """Decode the rest of a report, whose sequence number has already been read."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -233,7 +236,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
     """Return a message with its `reason` truncated to MAX_REASON_CHARS characters.
 
-    Raises ProtocolError if another text of the message exceeds MAX_NAME_BYTES.
+    Raises ProtocolError if any other text of the message has more than MAX_NAME_BYTES bytes.
     """
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
@@ -248,7 +251,10 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or a large one as a BEGIN message and parts. Parts of a large frame contain no other data."""
+    """Yield the gRPC messages that carry a message.
+
+    A large message is a BEGIN message and parts; every other message is one gRPC message. Parts of a large frame contain no other data.
+    """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
@@ -266,9 +272,9 @@ class Assembly:
 
     `largest`: size limit in bytes of a message in parts, which is checked before memory is allocated.
 
-    An assembled message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a
-    large frame (encoded update) with a short part, so that the frame is one piece and is stored only once. Messages that are split in
-    another way are also accepted.
+    An assembled message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece. `split` sends a large frame
+    (encoded update) in parts of its own, which become one piece, so that the frame is stored only once. Messages that are split in another
+    way are also accepted.
     """
 
     def __init__(self, largest: int):
@@ -309,7 +315,7 @@ class Assembly:
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:
-            if self._piece is None:  # the system allocates memory only when data is written to it
+            if self._piece is None:  # the system allocates memory only for bytes that are written
                 self._piece = io.BytesIO(bytes(self._bytes_left))
             self._piece.write(part)
             if ends:
@@ -332,7 +338,7 @@ class Assembly:
 
 
 def read_kind(*pieces: bytes) -> tuple[Kind, Reader]:
-    """Return the kind of a message, given as byte strings, and a reader of its body. Raises ProtocolError for an unknown kind."""
+    """Return the kind of the message in `pieces` (byte strings), and a reader of its body. Raises ProtocolError for an unknown kind."""
     reader = Reader(*pieces)
     number = reader.varint()
     try:
