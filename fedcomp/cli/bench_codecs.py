@@ -86,7 +86,7 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
-    """Yield the measurements of each codec. Copying, encoding and decoding the vector alternate."""
+    """Yield the measurements of each codec. Each repetition copies, encodes and decodes the vector once."""
     x, layout = vector.values, vector.layout
     numel = x.numel()
     copy = partial(torch.empty_like(x).copy_, x)

@@ -9,11 +9,11 @@ and 2. With the residual e and the update x, a client computes for each matrix M
     Q' = Mᵀ P̂
     M ← M − P̂ Q'ᵀ, if the update is accepted
 
-With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a round. Before the phase `left`, the
-server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂, which it computes from the mean of
-the clients' P. The frame of the phase `right` also contains the tensors that are not matrices. The accepted update is computed from this
-frame and P̂. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the
-next Q.
+With the strategy `powersgd`, a round has two phases: clients send P in the phase "left", and Q' in the phase "right". Before the first
+phase, the server announces Q, the mean of the clients' last Q'. Before the second phase, the server announces P̂, which it computes from
+the mean of the clients' P. The frame of the second phase also contains the tensors that are not matrices. The accepted update is computed
+from this frame and P̂. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted
+update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence

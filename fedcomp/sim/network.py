@@ -1,9 +1,9 @@
 """The virtual network of a simulation: each client's link to the server, and each client's speed of training.
 
-    seconds of an exchange = latency + downloaded bytes / down + local steps · step · s + uploaded bytes / up + latency
+    duration = latency + (bytes received) / down + (local steps) · step · slowdown + (bytes sent) / up + latency
 
-In an exchange, a client downloads an assignment, trains, and uploads its answer. The options `up` and `down` are in bytes per second, and
-`latency` and `step` (the duration of a local step) in seconds. The factor s is 1, unless the options `swing` and `stall` make a client's
+In this time, a client downloads an assignment, trains, and uploads its answer. The options `up` and `down` are in bytes per second, and
+`latency` and `step` (the duration of a local step) in seconds. The slowdown is 1, unless the options `swing` and `stall` make a client's
 speed differ between rounds.
 
 `--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from

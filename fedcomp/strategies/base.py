@@ -204,7 +204,7 @@ class ClientAlgorithm:
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vector [numel] to encode in a phase after the first. If None is returned, the memory provides the frame."""
+        """Return the vector [numel] to encode in a phase after the first, or None if the memory encodes a vector of its own."""
         return None
 
     def encode(

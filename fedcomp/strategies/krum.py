@@ -21,7 +21,7 @@ from .robust import ByDistance, RobustOptions, squared_distances
 
 
 class Krum(ByDistance):
-    """The single update with the nearest neighbours."""
+    """The update with the smallest sum of squared distances to its nearest other updates."""
 
     name: ClassVar[str] = "krum"
 

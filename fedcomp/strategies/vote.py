@@ -75,7 +75,7 @@ class Vote(RoundStrategy):
         self._next = self.momentum  # new momentum, stored if this round updates the model
         # For each client, the number of its votes that contradicted a large majority, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
-        self._next_counts = self._counts  # new counts, stored if this round updates the model
+        self._next_counts = self._counts  # become `_counts` if this round updates the model
 
     def _check_settings(self) -> None:
         super()._check_settings()
