@@ -56,8 +56,7 @@ task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data({exam
 # Program that runs only the training step of a client, without a server.
 STEP = """\
 import statistics, sys, time, torch
-from fedcomp import RunConfig
-from fedcomp.training import devices
+from fedcomp import RunConfig, malloc
 from fedcomp.training.local_sgd import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.engine import SerialEngine
@@ -65,7 +64,7 @@ from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.check import data_of
 import fedcomp.deployment.client_process, numpy
-devices.keep_freed_memory()
+malloc.keep_freed_memory()
 task = load(sys.argv[1], None)
 data, model = data_of(task, "train"), initial_model(task, 0)
 layout = Layout.of(model)

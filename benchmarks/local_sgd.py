@@ -24,12 +24,12 @@ import torch
 from fedcomp import config, tasks
 from fedcomp.cli.pytorch_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
+from fedcomp.malloc import keep_freed_memory
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.engine_choice import clients_at_once
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
-from fedcomp.training.devices import keep_freed_memory
 from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 

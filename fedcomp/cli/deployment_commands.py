@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import typer
 
+from .. import malloc
 from ..config import KEYS, RunConfig, data_folder, expand_home
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
@@ -200,7 +201,7 @@ def client(
                 one.target, options, one.folder, report, patience_s=patience, stay=stay
             ).run()
             return
-        devices.keep_freed_memory(threads=len(clients) > 1)
+        malloc.keep_freed_memory(threads=len(clients) > 1)
         examples, hosted_clients = data_of(loaded, "train"), {}
         common = ClientSetup(
             loaded, examples, target, partitions=partitions, roster=keys, sealed=sealed

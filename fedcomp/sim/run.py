@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import malloc
 from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
@@ -116,7 +117,7 @@ class PreparedRun:
         self.byzantine = ByzantineClients(attackers, config.clients, config.seed)
         self.devices = devices.parse_devices(config.device)
         self.device = self.devices[0]
-        devices.keep_freed_memory()
+        malloc.keep_freed_memory()
         self.folder = RunFolder(config)
         folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
@@ -196,7 +197,7 @@ class Simulation(PreparedRun):
         # If clients' vectors are in the checkpoint, every round loads and frees vectors. Give each vector its own memory mapping, so that
         # freed vectors leave no gaps in the heap.
         if self.placement.name == FILE:
-            devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
+            malloc.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
         # Delete these attributes to free memory early.
         del self.train, self.model, self.weights

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import malloc
 from ..clients.session import reason
 from ..config import RunConfig, data_folder
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.data import Data, Examples, map_nested, map_tensors
 from ..tasks.user_errors import client_error
-from ..training import devices
 from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
@@ -44,7 +44,7 @@ class TrainingWorker:
             try:
                 torch.set_num_threads(1)
                 torch.set_default_dtype(self.dtype)
-                devices.keep_freed_memory()
+                malloc.keep_freed_memory()
                 task = load(self.config.task, data_folder(self.config.data))
                 model = initial_model(task, self.config.seed)
                 self.engine = client_engine(task, model, Layout.of(model), self.device)

@@ -1,31 +1,10 @@
-"""The devices that `--device` names, and the memory settings of a process that trains."""
+"""The devices that `--device` names."""
 
-import ctypes
 import re
 
 import torch
 
 from ..errors import ConfigError
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-LARGE_BYTES = 256 << 10  # a vector of at least this size has its own memory mapping
-MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always returned to the system
-
-
-def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
-    """Let the C library keep freed memory, so that the next training step does not request it from the system again.
-
-    With `threads`, all threads of the process use one malloc arena, so that a thread can reuse memory that another thread freed.
-    `vector_bytes` is the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is
-    returned to the system when the vector is freed. Large vectors among small allocations would fragment the heap.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        mapped_from = vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES
-        libc.mallopt(M_MMAP_THRESHOLD, min(MAX_KEPT_BYTES, mapped_from))
-        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
-        if threads:
-            libc.mallopt(M_ARENA_MAX, 1)
 
 
 def parse_devices(text: str) -> list[torch.device]:

@@ -5,7 +5,6 @@ check joining clients and relays, `PendingAssignments` to track unanswered assig
 """
 
 import asyncio
-import ctypes
 import math
 import time
 from collections.abc import AsyncIterable, Callable, Iterable
@@ -15,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from ... import malloc
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
 from ...messages import MAX_METRICS_BYTES, Farewell, Invitation, Presence
@@ -80,6 +80,7 @@ class Port:
     async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop` is called. `started` is called with the port's number. Raises ConfigError if the port cannot be opened."""
         s = self.settings
+        malloc.share_freed_memory()  # before gRPC starts threads
         server = grpc.aio.server(options=server_options(s.clients))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
@@ -118,7 +119,7 @@ class Port:
             self.traffic.read_all()
             if self._flooded:
                 self._flooded = False
-                return_freed_memory()
+                malloc.return_freed_memory()
             joined = [self._joined.get(client) for client in self.pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
             relays = [pending.relay for pending in self.pending.values()]
@@ -481,10 +482,3 @@ def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | No
     if port == 0:  # older versions of gRPC return 0 instead of raising an error
         raise RuntimeError("gRPC gives no reason")
     return port
-
-
-def return_freed_memory() -> None:
-    """Make the C library return freed memory, which it would otherwise keep, to the operating system."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)

@@ -1,0 +1,44 @@
+"""Settings of glibc's memory allocator. With another C library, the functions have no effect."""
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt
+LARGE_BYTES = 256 << 10  # a vector of at least this size has its own memory mapping
+MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always returned to the system
+SPARE_BYTES = 1 << 20  # freed memory that `share_freed_memory` lets the allocator keep
+
+
+def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
+    """Let the allocator keep freed memory, so that the next training step does not request it from the system again.
+
+    With `threads`, all threads of the process use one arena, so that a thread can reuse memory that another thread freed. `vector_bytes` is
+    the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is returned to the
+    system when the vector is freed. Large vectors among small allocations would fragment the heap.
+    """
+    mapped_from = vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES
+    _set(M_MMAP_THRESHOLD, min(MAX_KEPT_BYTES, mapped_from))
+    _set(M_TRIM_THRESHOLD, 512 << 20)
+    if threads:
+        _set(M_ARENA_MAX, 1)
+
+
+def share_freed_memory() -> None:
+    """Let all threads that start later use one arena, and return freed memory above SPARE_BYTES at its end to the system.
+
+    By default, each thread of gRPC could keep up to 64 MB of freed memory in its own arena, for example after a flood of HTTP/2 headers.
+    """
+    _set(M_ARENA_MAX, 1)
+    _set(M_TRIM_THRESHOLD, SPARE_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Return unused pages of the heap to the system."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _set(parameter: int, value: int) -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(parameter, value)
