@@ -5,7 +5,6 @@ import ctypes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt
 LARGE_BYTES = 256 << 10  # a vector of at least this size has its own memory mapping
 MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always returned to the system
-SPARE_BYTES = 1 << 20  # freed memory that `share_freed_memory` lets the allocator keep
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
@@ -23,12 +22,11 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
 
 
 def share_freed_memory() -> None:
-    """Let all threads that start later use one arena, and return freed memory above SPARE_BYTES at its end to the system.
+    """Let all threads that start later use one arena, whose unused end `return_freed_memory` returns to the system.
 
-    By default, each thread of gRPC could keep up to 64 MB of freed memory in its own arena, for example after a flood of HTTP/2 headers.
+    By default, each thread of gRPC can keep up to 64 MB of freed memory in its own arena, for example after a flood of HTTP/2 headers.
     """
     _set(M_ARENA_MAX, 1)
-    _set(M_TRIM_THRESHOLD, SPARE_BYTES)
 
 
 def return_freed_memory() -> None:
