@@ -63,6 +63,7 @@ def serve(
     transport: str | None = None,
 ) -> None:
     """Run the server of a federation, and show the progress of the run in `display`. Raises UserError."""
+    malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.start import Endpoint
 
     if transport == "flower":
@@ -242,6 +243,7 @@ def relay(
 
     The server sends each broadcast to the relay only once, and the relay bundles the messages of its clients.
     """
+    malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 

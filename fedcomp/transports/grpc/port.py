@@ -80,7 +80,6 @@ class Port:
     async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop` is called. `started` is called with the port's number. Raises ConfigError if the port cannot be opened."""
         s = self.settings
-        malloc.share_freed_memory()  # before gRPC starts threads
         server = grpc.aio.server(options=server_options(s.clients))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
