@@ -31,9 +31,10 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
-# The port checks for floods of bytes every NEW_CHECK_S seconds while there are connections on which no client has joined, else every
-# CHECK_S. The time between two checks is at least CHECK_SHARE times the processor time of a check.
-NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.01, 0.1, 10
+# The port checks for floods of bytes every CHECK_S seconds, or less often, so that the time between two checks is CHECK_RATIO times the
+# processor time of a check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
+CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.01, 50, 10
+CUT_S = 0.05  # time between the ends of two frozen connections
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
@@ -97,7 +98,10 @@ class Port:
         await server.start()
         self.traffic.port = port if counts_bytes() else None
         started(port)
-        tasks = [asyncio.create_task(work) for work in (self._tick(), self._cut_floods())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._tick(), self._stop_floods(), self._cut_frozen())
+        ]
         try:
             await self._stop.wait()
         finally:
@@ -134,8 +138,8 @@ class Port:
                     stream.pinged = True
                     stream.put([wire.PING])
 
-    async def _cut_floods(self) -> None:
-        """Cut connections that flood the port with bytes.
+    async def _stop_floods(self) -> None:
+        """Freeze or cut connections that flood the port with bytes.
 
         The checks are frequent, because gRPC keeps all received headers in memory until a stream starts.
         """
@@ -144,15 +148,21 @@ class Port:
             floods = self.traffic.floods(self._streams, self._used)
             check_s = time.thread_time() - began
             for peer, stream, received_bytes in floods:
-                self._flooded = True
                 if stream is None or not stream.closing:
                     self.admission.refuse_flood(peer[0], stream, received_bytes)
                 if stream is None:
-                    self.traffic.cut(peer)
+                    self.traffic.freeze(peer)
                 elif not stream.closing:
+                    self._flooded = True
                     self._drop(stream)
-            pause_s = NEW_CHECK_S if floods or self.traffic.new_connections else CHECK_S
-            await asyncio.sleep(max(pause_s, CHECK_SHARE * check_s))
+            ratio = NEW_CHECK_RATIO if floods or self.traffic.new_connections else CHECK_RATIO
+            await asyncio.sleep(max(CHECK_S, ratio * check_s))
+
+    async def _cut_frozen(self) -> None:
+        """Cut frozen connections one by one, because the end of each stops the event loop for some milliseconds."""
+        while True:
+            await asyncio.sleep(CUT_S)
+            self._flooded |= self.traffic.cut_frozen()
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))

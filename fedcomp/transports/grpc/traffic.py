@@ -4,12 +4,14 @@ The counts include TLS, handshakes, HTTP/2 and keepalive, but no TCP and IP head
 """
 
 import contextlib
+import ctypes
 import functools
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -25,6 +27,12 @@ U64 = struct.Struct("=Q")
 # a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
 # of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
+FROZEN_S, MAX_FROZEN = 10.0, 32  # see `PortTraffic.cut_frozen`
+# Linux's socket options that add a packet filter to a socket and remove it, and filters of one instruction. The filter `return 0` drops
+# packets, and `return 1` removes the data of packets but keeps their TCP headers.
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
+DROP_DATA = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 1))
 Peer = tuple[str, int]  # address and port
 
 
@@ -89,8 +97,10 @@ class PortTraffic:
         self._clients: dict[Peer, int] = {}
         # Sums of the bytes of ended connections, in total and by client.
         self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
-        # Connections that `cut` has shut down but that are still in `_live`.
+        # Connections in `_live` that were cut, and the times when connections were frozen, the oldest first.
         self._cut: set[Peer] = set()
+        self._frozen: dict[Peer, float] = {}
+        self._accepting = True
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
 
@@ -151,8 +161,8 @@ class PortTraffic:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
         Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. For connections on which no client has
-        joined, the byte counters are read again; for other connections, the last reading is used. Connections that were cut are not
-        returned again. `ended`: peers of connections that are not checked, because their streams have ended.
+        joined, the byte counters are read again; for other connections, the last reading is used. Connections that were frozen or
+        cut are not returned again. `ended`: peers of connections that are not checked, because their streams have ended.
         """
         if self.port is None:
             return []
@@ -164,7 +174,8 @@ class PortTraffic:
             in_use = stream is not None and stream.joined
             if not in_use:
                 last = self.read(peer) or last
-            if peer in ended or peer in self._cut or peer not in self._live:
+            stopped = peer in self._cut or peer in self._frozen
+            if stopped or peer in ended or peer not in self._live:
                 continue
             self.new_connections += not in_use
             received_bytes, sent_bytes = last
@@ -181,20 +192,66 @@ class PortTraffic:
         if self.read(peer) is None:
             self._find()
         if peer in self._live:
-            descriptor, _ = self._live[peer]
-            with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
-                if found == peer:
-                    self._cut.add(peer)
-                    connection.shutdown(socket.SHUT_RDWR)
-                    while connection.recv(1 << 20, socket.MSG_DONTWAIT):
-                        pass
+            self._frozen.pop(peer, None)
+            self._cut.add(peer)
+            self._discard(peer, _shut_down)
         else:  # the connection has ended before it was found
             self._clients.pop(peer, None)
+
+    def freeze(self, peer: Peer) -> None:
+        """Discard all data that arrives on a connection from now on, but do not shut the connection down.
+
+        When a connection ends, gRPC converts its unfinished request headers to Python objects, and the event loop stops meanwhile. If many
+        connections that flood the port with headers were cut at once, `floods` would be called too late for the others.
+        """
+        self._frozen[peer] = time.monotonic()
+        self._discard(peer, _drop_data)
+
+    def cut_frozen(self) -> bool:
+        """Cut the oldest frozen connection if it is time. Return whether it was cut.
+
+        A connection stays frozen for FROZEN_S seconds. While at least MAX_FROZEN connections are frozen, no connections are accepted, and
+        the oldest is cut earlier if that delays no check of a new connection.
+        """
+        many = len(self._frozen) >= MAX_FROZEN
+        if many == self._accepting:
+            self._accept(not many)
+        if not self._frozen:
+            return False
+        peer, began = next(iter(self._frozen.items()))
+        if not many or self.new_connections:
+            if time.monotonic() < began + FROZEN_S:
+                return False
+        self.cut(peer)
+        return True
+
+    def _accept(self, accepting: bool) -> None:
+        """Let the kernel accept new connections or ignore them. A client whose packets are ignored sends them again a few times."""
+        for descriptor in _descriptors():
+            with contextlib.suppress(OSError), _borrowed(descriptor) as listening:
+                if self._has_port(listening) and listening.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                ):
+                    if accepting:
+                        listening.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+                    else:
+                        _attach_filter(listening, DROP)
+        self._accepting = accepting
+
+    def _discard(self, peer: Peer, stop: Callable[[socket.socket], None]) -> None:
+        """Stop the data of a connection with `stop`. Then discard received data that gRPC has not read."""
+        descriptor, _ = self._live[peer]
+        with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
+            if found == peer:
+                stop(connection)
+                while connection.recv(1 << 20, socket.MSG_DONTWAIT):
+                    pass
 
     def _forget(self, peer: Peer) -> WireBytes:
         """Count a connection as ended, and return the last reading of its byte counters."""
         _, last = self._live.pop(peer)
         self._cut.discard(peer)
+        self._frozen.pop(peer, None)
         self._ended = self._ended.plus(last)
         if (client := self._clients.pop(peer, None)) is not None:
             before = self._ended_by_client.get(client, WireBytes())
@@ -203,9 +260,7 @@ class PortTraffic:
 
     def _find(self) -> None:
         """Look for new connections and read their byte counters."""
-        try:
-            now = {int(name) for name in os.listdir(DESCRIPTORS)}
-        except OSError:  # the process has reached its limit of open files
+        if not (now := _descriptors()):
             return
         for known, (descriptor, _) in [*self._live.items()]:
             if descriptor not in now:
@@ -237,19 +292,38 @@ class PortTraffic:
 
         Raises OSError if the file descriptor does not belong to a socket.
         """
-        borrowed = socket.socket(fileno=descriptor)
-        try:
-            yield borrowed, self._peer_at(borrowed)
-        finally:
-            borrowed.detach()
+        with _borrowed(descriptor) as connection:
+            peer = None
+            if self._has_port(connection):
+                host, remote = connection.getpeername()[:2]
+                peer = _normalized(host), remote
+            yield connection, peer
 
-    def _peer_at(self, connection: socket.socket) -> Peer | None:
+    def _has_port(self, connection: socket.socket) -> bool:
+        """Return whether a socket is a connection of the port or listens at the port."""
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        if connection.type != socket.SOCK_STREAM or connection.getsockname()[1] != self.port:
-            return None
-        host, remote = connection.getpeername()[:2]
-        return _normalized(host), remote
+            return False
+        if connection.type != socket.SOCK_STREAM:
+            return False
+        return bool(connection.getsockname()[1] == self.port)
+
+
+def _descriptors() -> set[int]:
+    """Return the file descriptors of this process, or an empty set if the process has reached its limit of open files."""
+    try:
+        return {int(name) for name in os.listdir(DESCRIPTORS)}
+    except OSError:
+        return set()
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Yield the socket of a file descriptor that stays open. Raises OSError if the file descriptor does not belong to a socket."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
 
 
 def _counters(connection: socket.socket) -> WireBytes | None:
@@ -258,3 +332,20 @@ def _counters(connection: socket.socket) -> WireBytes | None:
         return None
     sent = SENT if len(data) >= SENT + 8 else ACKED
     return WireBytes(U64.unpack_from(data, RECEIVED)[0], U64.unpack_from(data, sent)[0])
+
+
+def _shut_down(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _drop_data(connection: socket.socket) -> None:
+    """Let the kernel drop the data of received packets, or shut the connection down if the kernel has no packet filters."""
+    try:
+        _attach_filter(connection, DROP_DATA)
+    except OSError:
+        _shut_down(connection)
+
+
+def _attach_filter(connection: socket.socket, instruction: ctypes.Array[ctypes.c_char]) -> None:
+    program = struct.pack("HP", 1, ctypes.addressof(instruction))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

@@ -1,5 +1,6 @@
 """Byte counts of connections, on plain sockets instead of gRPC."""
 
+import contextlib
 import socket
 import time
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.skipif(not counts_bytes(), reason="the platform counts 
 
 @pytest.fixture
 def flooded():
-    """Yield a PortTraffic, a connection with more unread bytes than a new connection may send, and its peer."""
+    """Yield a PortTraffic, a connection with more unread bytes than a new connection may send, its other end, and its peer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         with socket.create_connection(listening.getsockname(), 10) as client:
             accepted, peer = listening.accept()
@@ -20,7 +21,7 @@ def flooded():
                 client.sendall(bytes(NEW_FLOOD_BYTES + 1))
                 traffic = PortTraffic()
                 traffic.port = listening.getsockname()[1]
-                yield traffic, accepted, peer
+                yield traffic, accepted, client, peer
 
 
 def wait_for_floods(traffic):
@@ -32,22 +33,115 @@ def wait_for_floods(traffic):
 
 
 def test_the_unread_data_of_a_connection_that_is_cut_are_discarded(flooded):
-    traffic, accepted, peer = flooded
+    traffic, accepted, _, peer = flooded
     assert wait_for_floods(traffic) == [(peer, None, NEW_FLOOD_BYTES + 1)]
     traffic.cut(peer)
     assert accepted.recv(1) == b""
 
 
 def test_a_connection_is_reported_only_until_it_is_cut(flooded):
-    traffic, _, peer = flooded
+    traffic, _, _, peer = flooded
     wait_for_floods(traffic)
     assert traffic.floods([], ())
     traffic.cut(peer)
     assert traffic.floods([], ()) == [] and traffic.connections == 1
 
 
+def test_data_that_arrive_on_a_frozen_connection_are_discarded(flooded):
+    traffic, accepted, client, peer = flooded
+    wait_for_floods(traffic)
+    traffic.freeze(peer)
+    client.sendall(b"more")
+    accepted.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        accepted.recv(1)
+    assert traffic.floods([], ()) == []
+
+
+def test_a_frozen_connection_still_sends(flooded):
+    traffic, accepted, client, peer = flooded
+    wait_for_floods(traffic)
+    traffic.freeze(peer)
+    accepted.sendall(b"last words")
+    assert client.recv(100) == b"last words"
+
+
+def test_a_frozen_connection_of_a_kernel_without_packet_filters_is_cut(flooded, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.SO_ATTACH_FILTER", -1)
+    traffic, accepted, _, peer = flooded
+    wait_for_floods(traffic)
+    traffic.freeze(peer)
+    assert accepted.recv(1) == b""
+
+
+@pytest.fixture
+def frozen():
+    """Yield the listening socket, the PortTraffic and the server's ends of three frozen connections, the oldest first."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
+        traffic, accepted = PortTraffic(), []
+        traffic.port = listening.getsockname()[1]
+        for _ in range(3):
+            sockets.enter_context(socket.create_connection(listening.getsockname(), 10))
+            connection, peer = listening.accept()
+            accepted.append(sockets.enter_context(connection))
+            traffic.find(peer)
+            traffic.freeze(peer)
+        yield listening, traffic, accepted
+
+
+def is_cut(connection):
+    try:
+        return connection.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_few_frozen_connections_stay_open_for_some_seconds(frozen, monkeypatch):
+    _, traffic, accepted = frozen
+    assert not traffic.cut_frozen() and not any(map(is_cut, accepted))
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.FROZEN_S", 0.0)
+    assert traffic.cut_frozen()
+    assert [*map(is_cut, accepted)] == [True, False, False]
+
+
+def test_the_oldest_of_many_frozen_connections_is_cut(frozen, monkeypatch):
+    _, traffic, accepted = frozen
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN", 3)
+    assert [traffic.cut_frozen(), traffic.cut_frozen()] == [True, False]
+    assert [*map(is_cut, accepted)] == [True, False, False]
+
+
+def test_many_frozen_connections_stay_open_while_new_connections_are_checked(frozen, monkeypatch):
+    listening, traffic, accepted = frozen
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN", 3)
+    with socket.create_connection(listening.getsockname(), 10):
+        new, _ = listening.accept()
+        with new:
+            assert traffic.floods([], ()) == []
+            assert not traffic.cut_frozen() and not any(map(is_cut, accepted))
+
+
+def test_no_connections_are_accepted_while_many_are_frozen(frozen, monkeypatch):
+    listening, traffic, _ = frozen
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN", 3)
+    traffic.cut_frozen()
+    with pytest.raises(TimeoutError):
+        socket.create_connection(listening.getsockname(), 0.3)
+    traffic.read_all()
+    traffic.cut_frozen()
+    socket.create_connection(listening.getsockname(), 10).close()
+
+
+def test_an_ended_connection_does_not_count_as_frozen(frozen, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.FROZEN_S", 0.0)
+    _, traffic, accepted = frozen
+    for connection in accepted:
+        connection.close()
+    assert traffic.connections == 0 and not traffic.cut_frozen()
+
+
 def test_bytes_of_a_client_that_joined_before_its_connection_was_found_are_counted(flooded):
-    traffic, accepted, peer = flooded
+    traffic, accepted, _, peer = flooded
     traffic.assign(peer, 3)
     assert traffic.report([]).by_client == {}
     traffic.find(peer)
