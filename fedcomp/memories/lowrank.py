@@ -162,7 +162,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factor of each matrix in `update` as bytes, by the `start_name` of the matrix."""
+    """Return the bytes of each matrix's right factor, from which the next encoding starts. The keys are `right/0`, `right/1` and so on."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

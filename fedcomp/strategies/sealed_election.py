@@ -492,14 +492,14 @@ class SealedRound:
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
         """Return the clients to exclude after the phase `cards`, as a dict from client to reason.
 
-        If more than `f` voters do not know a sender's announced key, at least one of these voters is honest, so the sender is excluded. If
-        at most `f` voters do not know a sender's announced key, these voters are excluded instead of the sender.
+        `f` is the largest number of malicious clients. If more than `f` voters do not know a sender's announced key, at least one of these
+        voters is honest, so the sender is excluded. If at most `f` voters do not know the key, these voters are excluded instead.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
             sender: f"{counts[sender]} voters have another key for this client (from earlier in this run or from their --roster), or "
-            "no key; a client with a renewed key can take part in the next run"
+            "no key; if the key of this client was renewed, it can take part again from the next run on"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):

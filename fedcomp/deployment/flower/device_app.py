@@ -82,7 +82,7 @@ def leave(message: Message, context: Context) -> Message:
 
 @contextmanager
 def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder]]:
-    """Yield the client and its state folder, whose path is in the node config. The folder is locked until the context ends."""
+    """Yield the client and its state folder, whose path is in the node config. The folder is locked until the `with` block ends."""
     path = Path(str(context.node_config[FOLDER]))
     options = json.loads((path / SETUP).read_text())
     task = load(options["task"], data_folder(options["data"]))
