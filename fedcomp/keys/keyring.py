@@ -2,8 +2,9 @@
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
 during this run, it accepts no other key for that client. A server that announces the true keys at the start of a run can therefore not
-replace them with false keys later in the run. Pins are stored on the client's disk (signature_log.py). If the client leaves the run, joins
-another run and returns, its pins for the first run are still valid. A client with `--roster`, a list of public keys, accepts only the keys in this list.
+replace them with false keys later in the run. Pins are stored on the client's disk (signature_log.py). If the client leaves the run,
+joins another run and returns, its pins for the first run are still valid. A client with `--roster`, a list of public keys, accepts only the
+keys in this list.
 """
 
 from collections.abc import Callable, Mapping
