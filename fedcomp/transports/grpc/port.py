@@ -188,6 +188,7 @@ class Port:
         except EndStream as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
+            self.traffic.freeze(stream.peer)
             self.admission.refused["malformed message"] += 1
             if stream.joined:
                 name = "a relay" if stream.relay else f"client {stream.client}"

@@ -198,14 +198,16 @@ class PortTraffic:
         else:  # the connection has ended before it was found
             self._clients.pop(peer, None)
 
-    def freeze(self, peer: Peer) -> None:
+    def freeze(self, peer: Peer | None) -> None:
         """Discard all data that arrives on a connection from now on, but do not shut the connection down.
 
         When a connection ends, gRPC converts its unfinished request headers to Python objects, and the event loop stops meanwhile. If many
         connections that flood the port with headers were cut at once, `floods` would be called too late for the others.
         """
-        self._frozen[peer] = time.monotonic()
-        self._discard(peer, _drop_data)
+        self.find(peer)
+        if peer in self._live:
+            self._frozen[peer] = time.monotonic()
+            self._discard(peer, _drop_data)
 
     def cut_frozen(self) -> bool:
         """Cut the oldest frozen connection if it is time. Return whether it was cut.

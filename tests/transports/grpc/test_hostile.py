@@ -395,7 +395,7 @@ def test_a_second_stream_on_a_connection_is_refused(loop):
     async def twice() -> list[Refused]:
         refused = []
         async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
-            for message in (JUNK, HELLO):
+            for message in (wire.encode_hello(wire.Hello(5, "0.2", wire.PROTOCOL)), HELLO):
                 call = channel.stream_stream(wire.METHOD)()
                 await call.write(message)
                 async for data in call:
@@ -405,9 +405,24 @@ def test_a_second_stream_on_a_connection_is_refused(loop):
     with serving(2) as server:
         loop.start(attend(connect(server, 1), 1))
         first, second = loop.run(twice())
-        assert "malformed message" in first.reason
+        assert "not part of this run" in first.reason
         assert second.retry and "open a new connection" in second.reason
         at_work(server)
+
+
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
+def test_data_after_a_malformed_message_are_discarded(loop):
+    with serving(2) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+        sockets.enter_context(flooding)
+        message = b"\0" + len(JUNK).to_bytes(4, "big") + JUNK
+        flooding.sendall(PREFACE + frame(1, 4, 1, HEADERS) + frame(0, 0, 1, message))
+        server.wait_for(lambda: server.transport.counts().refused.get("malformed message") == 1)
+        received = server.transport.traffic().total.bytes_in
+        flooding.sendall(frame(0, 0, 1, bytes(16_000)))
+        at_work(server)
+        assert server.transport.traffic().total.bytes_in < received + 16_000
 
 
 def test_a_stream_that_does_not_join_is_closed(loop):
