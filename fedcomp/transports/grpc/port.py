@@ -152,7 +152,7 @@ class Port:
                     self.admission.refuse_flood(peer[0], stream, received_bytes)
                 if stream is None:
                     self.traffic.freeze(peer)
-                elif not stream.closing:
+                else:
                     self._flooded = True
                     self._drop(stream)
             ratio = NEW_CHECK_RATIO if floods or self.traffic.new_connections else CHECK_RATIO

@@ -391,6 +391,25 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
         assert refused.retry and "client 0 joins too often" in refused.reason
 
 
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
+def test_a_refused_client_that_does_not_read_its_refusal_may_not_flood(loop, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.port.CLOSE_S", 600.0)
+    with serving(2) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+        sockets.enter_context(flooding)
+        no_window = frame(4, 0, 0, struct.pack(">HI", 4, 0))
+        hello = wire.encode_hello(wire.Hello(5, "1.2.3"))
+        message = b"\0" + len(hello).to_bytes(4, "big") + hello
+        flooding.sendall(PREFACE + no_window + frame(1, 4, 1, HEADERS) + frame(0, 0, 1, message))
+        server.wait_for(lambda: sum(server.transport.counts().refused.values()) == 1)
+        priorities = frame(2, 0, 3, bytes(5)) * 1000
+        with pytest.raises(OSError):
+            for _ in range(10_000):
+                flooding.sendall(priorities)
+        at_work(server)
+
+
 def test_a_second_stream_on_a_connection_is_refused(loop):
     async def twice() -> list[Refused]:
         refused = []
