@@ -60,12 +60,12 @@ docs: .venv/.docs
 	.venv/bin/python -m mkdocs build --strict
 
 # .venv/.sim, .venv/.dev and .venv/.docs are stamp files of the installed extras. Packages are compiled by compileall, which uses all cores
-# (pip uses one) and skips folders of which tests and commands import nothing or little. Python compiles what it imports from them.
+# and skips folders of which tests and commands import nothing or little. Python compiles what it imports from them.
 NOT_COMPILED := tests|pip|setuptools|mypyc?|debugpy|fontTools|networkx|torchvision|pygments/lexers|transformers/models
 NOT_COMPILED := $(NOT_COMPILED)|ray/(data|llm|rllib|serve|train|tune)|torch/(_inductor|onnx|testing)
 .venv/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	.venv/bin/python scripts/install.py $*
 	.venv/bin/python -m compileall -qq -j 0 -x '/($(NOT_COMPILED))/' .venv/lib || true
 	touch $@
 
