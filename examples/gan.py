@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 import fedcomp
 
 NOISE, RADIUS = 8, 2.0
-OPTIONS = {"clients": 10, "participation": 1.0, "rounds": 60, "progress": False}
+OPTIONS = {"clients": 10, "participation": 1.0, "rounds": 30, "progress": False}
 
 
 class GAN(nn.Module):

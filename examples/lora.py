@@ -49,7 +49,7 @@ def adapted(freeze_a: bool = False) -> PeftModel:
 
 train, test = texts(400, step=2, seed=1000), texts(50, step=2, seed=1001)
 task = fedcomp.Task("lora", adapted, train, test, accuracy=None)
-OPTIONS = {"clients": 10, "participation": 0.5, "rounds": 20, "local_steps": 10, "progress": False}
+OPTIONS = {"clients": 10, "participation": 0.5, "rounds": 8, "local_steps": 10, "progress": False}
 
 if __name__ == "__main__":
     run = fedcomp.simulate(task, optimizer="adamw:lr=1e-2", uplink="topk:density=10%", **OPTIONS)

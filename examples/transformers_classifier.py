@@ -48,9 +48,9 @@ if __name__ == "__main__":
         clients=20,
         participation=0.25,
         partition="natural:column=user",
-        rounds=25,
+        rounds=15,
         local_steps=10,
-        optimizer="adamw:lr=1e-3",
+        optimizer="adamw:lr=2e-3",
         uplink="topk:density=2%",
         progress=False,
     )

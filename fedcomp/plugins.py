@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -76,7 +76,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                 plugins[name] = self[name]
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
-        for entry in entry_points(group=self.group):
+        for entry in _entry_points(self.group, *sys.path):
             if entry.name in self._here:
                 owner = "a built-in plugin" if entry.name in self._builtin else FILES_VARIABLE
                 warnings.warn(
@@ -130,7 +130,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
     def _provided(self) -> dict[str, list[EntryPoint]]:
         """The entry points by name, except for entry points that have the name of another plugin."""
         entries: dict[str, list[EntryPoint]] = {}
-        for entry in entry_points(group=self.group):
+        for entry in _entry_points(self.group, *sys.path):
             if entry.name not in self._here:
                 entries.setdefault(entry.name, []).append(entry)
         return entries
@@ -180,6 +180,12 @@ def _module_in(path: Path) -> ModuleType:
             f"{FILES_VARIABLE}: {path} cannot be imported ({type(error).__name__}: {error}); correct the file"
         ) from error
     return module
+
+
+@cache
+def _entry_points(group: str, *path: str) -> EntryPoints:
+    """Return the entry points of a group in the folders of `path`, which is `sys.path`. Reading them takes about 20 ms."""
+    return entry_points(group=group)
 
 
 def _provider(entry: EntryPoint) -> str:

@@ -14,11 +14,7 @@ from fedcomp.cli.main import app
 from fedcomp.deployment.flower import processes
 
 TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
-RUN = ("--clients", "2", "--participation", "1", "--insecure", *TASK)
-
-
-def both(here, *transport: str):
-    return [here.client(i, "--insecure", *TASK, *transport) for i in range(2)]
+RUN = ("--clients", "1", "--participation", "1", "--insecure", *TASK)
 
 
 @pytest.mark.slow
@@ -26,20 +22,21 @@ def both(here, *transport: str):
 @pytest.mark.timeout(400)
 def test_an_interrupted_run_over_flower_gives_the_same_model_as_a_simulation(tmp_path):
     simulated = tmp_path / "simulated"
-    options = {"clients": 2, "participation": 1, "rounds": 2, "progress": False}
+    options = {"clients": 1, "participation": 1, "rounds": 2, "progress": False}
     fedcomp.simulate(TASK[1], out=simulated, **options)
     flower = ("--transport", "flower")
     with stage(tmp_path) as here:
-        server, clients = here.server(*RUN, *flower, "--rounds", "2"), both(here, *flower)
+        server = here.server(*RUN, *flower, "--rounds", "2")
+        client = here.client(0, "--insecure", *TASK, *flower)
         server.wait_for(r"^ +1 ")
-        started = set().union(*(children(command.process.pid) for command in (server, *clients)))
-        assert len(started) >= 4
-        for command in (server, *clients):
+        started = set().union(*(children(command.process.pid) for command in (server, client)))
+        assert len(started) >= 2
+        for command in (server, client):
             assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
         assert gone(started), f"processes of Flower still run: {commands(started)}"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
-        clients = both(here, *flower)
-        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.output
+        client = here.client(0, "--insecure", *TASK, *flower)
+        assert [command.end() for command in (server, client)] == [0, 0], server.output
     models = [tmp_path / "run", simulated]
     assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
 

@@ -41,7 +41,8 @@ _SERVER = {
     "grpc.absolute_max_metadata_size": 8192,
 }
 _CLIENT = {
-    "grpc.http2.lookahead_bytes": 1 << 20,  # flow-control window: about 5 MB/s at a round-trip time of 0.2 s
+    "grpc.http2.lookahead_bytes": 1
+    << 20,  # flow-control window: about 5 MB/s at a round-trip time of 0.2 s
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.use_local_subchannel_pool": 1,  # gives each client of a process its own connection
     "grpc.enable_http_proxy": 0,
