@@ -319,13 +319,6 @@ class CallbackList(ForwardingCallback):
                 self.on_warning(f"{name} has failed ({why}); the run continues without it")
 
 
-def hears(callback: Callback, hook: str) -> bool:
-    """Return whether a callback, or any callback in a CallbackList, overrides the hook named `hook`."""
-    if isinstance(callback, CallbackList):
-        return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
-    return getattr(type(callback), hook) is not getattr(Callback, hook)
-
-
 class LogMessage(str):
     """A log message: a sentence to print, and the name and values of the event for a JSON log."""
 

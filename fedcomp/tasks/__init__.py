@@ -41,7 +41,7 @@ def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
 OBJECT = "object:"
 
 
-def load(name: str, data: Path | None = None) -> Task:
+def load(name: str, data: str | Path | None = None) -> Task:
     """Return the task that `--task` names. The task's data is read on first use, so a missing data folder raises an error only when the
     data is used.
 
@@ -52,10 +52,11 @@ def load(name: str, data: Path | None = None) -> Task:
             f"the task '{name.removeprefix(OBJECT)}' is an object of a Python program; pass it to simulate(task, …) or "
             "run.model(task), or put it into a file and give path/file.py:name"
         )
+    folder = None if data is None else Path(data)
     if ":" in name or name.endswith(".py"):
-        return user.load(name, data)
+        return user.load(name, folder)
     if name not in _TASKS:
         raise TaskError(
             f"--task {name}: unknown task '{name}'; {nearest(name, _TASKS)}, or give your own as path/file.py:name"
         )
-    return user.as_task(_TASKS[name], data, name)
+    return user.as_task(_TASKS[name], folder, name)
