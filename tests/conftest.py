@@ -1,7 +1,10 @@
 """Settings of all tests: no network access (set before flwr is imported), hypothesis without deadlines, and the folder of real data."""
 
 import os
+import sys
 import tempfile
+import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import cases
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).resolve().parent
+TRACED: set[str] = set()  # tests of which a case has been traced for coverage
 MARKED = {"slow", "deploy"}  # tests that --quick leaves out
 FLWR_HOME = tempfile.TemporaryDirectory(prefix="flwr-")
 
@@ -83,6 +87,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items += share + others[:filled]
         del others[:filled]
     items += others
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With `make coverage`, trace only the first case of each test, and no slow tests.
+
+    Tracing slows Python down by half. The other cases and the slow tests run few lines that no traced case runs.
+    """
+    name, tracers = item.nodeid.partition("[")[0], (sys.gettrace(), threading.gettrace())
+    if name in TRACED or item.get_closest_marker("slow"):
+        sys.settrace(None)
+        threading.settrace(None)
+    TRACED.add(name)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracers[0])
+        threading.settrace(tracers[1])
 
 
 def _starts_processes(item: pytest.Item) -> bool:
