@@ -35,9 +35,10 @@ from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions. Stream 0 is reserved for the second codec of a product, which may round values at random.
+# Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed, and the
+# second codec may draw random numbers from stream 0 to round values.
 STREAM = 7
-# `drop_small` uses the seed XOR DROP_MASK, so that its random numbers differ from the random numbers of the second codec of a product.
+# `drop_small` also draws from stream 0. It uses the seed XOR DROP_MASK, so that its random numbers differ from those of the second codec.
 DROP_MASK = 1 << 63
 # flag of a section in which values with magnitudes below the threshold m are replaced by ±m
 COMMON_MAGNITUDE = 2

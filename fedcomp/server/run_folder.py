@@ -162,7 +162,7 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
 
 
 def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
-    """Return the metrics that clients reported, from a parsed line of metrics.jsonl or from summary.json."""
+    """Return the summaries of the metrics that clients reported, by name, from a parsed line of metrics.jsonl or from summary.json."""
     reported = values.get("client_metrics", {})
     return {name: ClientMetric(**spread) for name, spread in reported.items()}
 
