@@ -160,7 +160,7 @@ class SketchSection(NamedTuple):
     count: int  # k
     form: int
     exponent: int
-    raw: np.ndarray  # cells [rows, columns] in the format of the frame
+    raw: np.ndarray  # cells [rows, columns] in the number format `form`, as in the frame
 
 
 @dataclass
