@@ -67,7 +67,7 @@ def test_adaptive_levels_have_less_squared_error_than_even_levels(name, size, pl
 
 
 @for_each("rounding", ["nearest", "stochastic"])
-@for_each("size", [5, 16, 60])
+@for_each("size", [5, 60])
 def test_lloyd_has_a_smaller_expected_error_than_quantiles(rounding, size):
     for name, v in distributions().items():
         x, lost = torch.from_numpy(v.astype(np.float32)), []
@@ -119,9 +119,9 @@ def test_vectors_with_few_distinct_values_are_exact(spec):
     "spec",
     ["adaptive:rounding=stochastic", "adaptive:rounding=stochastic,placement=quantiles,levels=3"],
 )
-@pytest.mark.parametrize("name", ["normal", "two heaps", "seventh powers", "half zeros"])
+@pytest.mark.parametrize("name", ["normal", "two heaps", "half zeros"])
 def test_stochastic_rounding_is_unbiased(spec, name):
-    v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 200
+    v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 60
     x = torch.from_numpy(v.astype(np.float32))
     levels = codec(spec).place(x).astype(np.float64)
     assert levels[0] == v.min() and levels[-1] == v.max() and np.clip(0, v.min(), v.max()) in levels

@@ -71,12 +71,12 @@ def test_the_probabilities_minimize_the_variance(sizes, budget, seed):
 def test_each_atom_is_drawn_with_its_probability():
     sizes = np.array([5.0, 0.0, 3.0, 1.0, 1.0, 0.5, 0.01])
     shares, counts = probabilities(sizes, 2.5), np.zeros(7)
-    for seed in range(4000):
+    for seed in range(1500):
         drawn = draw(shares, seed)
         assert len(drawn) in (2, 3) and (np.diff(drawn) > 0).all()
         counts[drawn] += 1
     p = shares / ONE
-    assert (abs(counts - 4000 * p) <= 5 * np.sqrt(4000 * p * (1 - p)) + 1e-9).all()
+    assert (abs(counts - 1500 * p) <= 5 * np.sqrt(1500 * p * (1 - p)) + 1e-9).all()
     assert (draw(shares, 3) == draw(shares, 3)).all() and any(
         len(draw(shares, 0)) != len(draw(shares, i, 1)) for i in range(20)
     )
@@ -97,7 +97,7 @@ def test_the_mean_over_seeds_is_the_update_with_the_least_variance(spec):
     draws = torch.stack(
         [
             c.decode(c.encode(x, seed=seed, layout=LAYOUT), numel=305, layout=LAYOUT)
-            for seed in range(300)
+            for seed in range(150)
         ]
     ).double()
     lost = draws - x
@@ -111,7 +111,7 @@ def test_the_mean_over_seeds_is_the_update_with_the_least_variance(spec):
     p = probabilities_of_the_paper(sizes, budget)
     least = np.sum(sizes**2 / p) - np.sum(sizes**2)
     assert float(lost.square().sum(1).mean()) == pytest.approx(least, rel=0.2)
-    assert float(lost.mean(0).square().sum()) <= 3 * least / 300
+    assert float(lost.mean(0).square().sum()) <= 3 * least / 150
     assert least <= c.variance(305) * float(x.double().square().sum())
     if not entries:
         # Values outside of matrices are sent exactly.
@@ -132,7 +132,7 @@ def test_the_mean_over_seeds_is_the_update_with_the_least_variance(spec):
 )
 def test_the_budget_determines_the_number_of_entries(budget, sent):
     c, x = codec(f"atomo:budget={budget},atoms=entries"), update()
-    assert {c.open(c.encode(x, seed=seed), 305).nonzeros for seed in range(60)} == sent
+    assert {c.open(c.encode(x, seed=seed), 305).nonzeros for seed in range(30)} == sent
 
 
 def test_a_budget_for_all_atoms_sends_the_update_without_loss():
@@ -168,10 +168,10 @@ def test_a_matrix_of_rank_one_is_sent_as_one_triplet():
 def test_entries_stay_in_the_range_of_float32(largest):
     x = torch.linspace(-1, 1, 200) * largest
     c = codec("atomo:atoms=entries")
-    draws = torch.stack([c.decode(c.encode(x, seed=seed), numel=200) for seed in range(300)])
+    draws = torch.stack([c.decode(c.encode(x, seed=seed), numel=200) for seed in range(100)])
     assert draws.isfinite().all() and (draws.sign() * x.sign() >= 0).all()
     if largest > 1:  # all atoms are certain
-        assert (draws.double().mean(0) - x).abs().max() < 0.05 * largest
+        assert (draws.double().mean(0) - x).abs().max() < 0.09 * largest
 
 
 @for_each("budget", ["0", "-1"])

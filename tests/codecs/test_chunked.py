@@ -14,7 +14,7 @@ SPARSE_LOCO = "topk:density=64/4096,values=2bit@chunk=4096"
 
 
 @for_each("spec", CHUNKED)
-@for_each("numel", [1, 16, 50])
+@for_each("numel", [1, 50])
 def test_a_chunk_is_encoded_by_its_codec(spec, numel):
     x, c = vectors(numel)["heavy tails"], codec(spec)
     parts = []
@@ -25,7 +25,7 @@ def test_a_chunk_is_encoded_by_its_codec(spec, numel):
     assert same_bits(c.decode(c.encode(x, seed=7), numel=numel), torch.cat(parts))
 
 
-@for_each("spec", ["topk:values=2bit", "stc", "sign", "efsign", "identity"])
+@for_each("spec", ["topk:values=2bit", "sign"])
 def test_chunks_decode_to_the_same_values_in_pieces(spec):
     """1,000 chunks are processed in two pieces. A frame of the first 500 chunks decodes to the same values."""
     x, c = vectors(401)["normal"].repeat(1300)[: 512 * 1000], codec(f"{spec}@chunk=512")

@@ -32,13 +32,15 @@ from fedcomp.codecs.frame import unseal, varint
 from fedcomp.errors import ConfigError
 
 MILLION = 10**6
-SIZES = (0, 1, 7, 401)
 every_spec = for_each("spec", SPECS)
 each_codec = for_each("spec", ONE_EACH)
 
 
 def difficult_vectors(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
-    return ((numel, name, x) for numel in sizes for name, x in vectors(numel).items())
+    """Yield vectors that are hard to encode, and their sizes and names. There is only one vector of size 0."""
+    for numel in sizes:
+        for name, x in list(vectors(numel).items())[: None if numel else 1]:
+            yield numel, name, x
 
 
 @cache
@@ -59,7 +61,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @for_each("spec", [s for s in SPECS if codec(s).name in ORACLES])
 def test_a_frame_decodes_to_the_result_of_the_paper(spec):
     c = codec(spec)
-    for numel, name, x in difficult_vectors(*SIZES):
+    for numel, name, x in difficult_vectors(0, 1, 7, 101):
         layout = layout_of(numel)
         y = c.decode(c.encode(x, layout=layout), numel=numel, layout=layout)
         assert y.device.type == "cpu" and same_bits(y, expected(c, x, layout)), (numel, name)
@@ -67,7 +69,7 @@ def test_a_frame_decodes_to_the_result_of_the_paper(spec):
 
 @pytest.mark.parametrize(
     "spec",
-    [with_large_chunks(s) for s in ONE_EACH if codec(s).name in ORACLES]
+    [with_large_chunks(s) for s in ONE_EACH if codec(s).name in ORACLES and "2bit" not in s]
     + ["topk:density=1,values=fp16"],
 )
 def test_a_frame_of_a_million_coordinates_decodes_to_the_result_of_the_paper(spec):
@@ -79,7 +81,7 @@ def test_a_frame_of_a_million_coordinates_decodes_to_the_result_of_the_paper(spe
 @for_each("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
 def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
     c = codec(spec)
-    for numel, name, x in difficult_vectors(*SIZES):
+    for numel, name, x in difficult_vectors(401):
         k = max(1, int(np.floor(c.density * numel + 0.5)))
         sent = c.open(c.encode(x), numel).positions
         assert len(sent) <= k and x[sent].all(), (numel, name)
@@ -143,15 +145,15 @@ def test_the_side_with_the_larger_mean_is_sent():
 @pytest.mark.slow
 def test_a_frame_decodes_with_any_options_of_its_codec():
     """Each frame is decoded with the first, the last and the next options of its codec."""
-    layout, x, groups = layout_of(400), vectors(400)["normal"], defaultdict(list)
+    layout, x, groups = layout_of(100), vectors(100)["normal"], defaultdict(list)
     for spec in SPECS:
         groups[codec(spec).name, codec(spec).chunk].append(spec)
     for specs in groups.values():
         for spec, following in zip(specs, specs[1:] + specs[:1]):
             frame = codec(spec).encode(x, layout=layout)
-            y = codec(spec).decode(frame, numel=400, layout=layout)
+            y = codec(spec).decode(frame, numel=100, layout=layout)
             for other in {specs[0], specs[-1], following}:
-                assert same_bits(codec(other).decode(frame, numel=400, layout=layout), y), (
+                assert same_bits(codec(other).decode(frame, numel=100, layout=layout), y), (
                     spec,
                     other,
                 )
@@ -163,7 +165,7 @@ def test_a_frame_decodes_with_any_options_of_its_codec():
 @each_codec
 def test_encoding_is_pure(spec):
     c = codec(spec)
-    for numel, name, x in difficult_vectors(1, 401):
+    for numel, name, x in difficult_vectors(401):
         layout, before = layout_of(numel), x.clone()
         frame = c.encode(x, seed=7, layout=layout)
         assert isinstance(frame, bytes) and frame == codec(spec).encode(
@@ -259,7 +261,7 @@ def test_without_a_layout_the_position_is_named(spec):
 @every_spec
 def test_no_frame_exceeds_the_declared_size(spec):
     c = codec(spec)
-    for numel, name, x in difficult_vectors(1, 7, 50):
+    for numel, name, x in difficult_vectors(*((1, 50) if spec in ONE_EACH else (50,))):
         layout = layout_of(numel)
         longest = longest_frame(c, layout)
         assert longest is None or len(c.encode(x, layout=layout)) <= longest, (numel, name)
@@ -321,14 +323,13 @@ def test_a_batch_has_a_seed_for_each_row():
 @each_codec
 def test_encoding_onto_a_total_encodes_the_sum(spec):
     c = codec(spec)
-    for numel, name, x in difficult_vectors(0, 401):
-        layout = layout_of(numel)
-        for update in (x, x.clip(-1, 1).to(torch.bfloat16)):
-            total, before = 0.3 * normal(numel, seed=1), update.clone()
-            added = total + update
-            (frame,) = c.encode_batch([update], [3], onto=[total], layout=layout)
-            assert frame == c.encode(added, seed=3, layout=layout), (numel, name)
-            assert same_bits(total, added) and torch.equal(update, before), (numel, name)
+    half = normal(401).to(torch.bfloat16)
+    for numel, name, update in (*difficult_vectors(0, 401), (401, "bfloat16", half)):
+        layout, total, before = layout_of(numel), 0.3 * normal(numel, seed=1), update.clone()
+        added = total + update
+        (frame,) = c.encode_batch([update], [3], onto=[total], layout=layout)
+        assert frame == c.encode(added, seed=3, layout=layout), (numel, name)
+        assert same_bits(total, added) and torch.equal(update, before), (numel, name)
 
 
 @each_codec
@@ -400,17 +401,17 @@ def test_decoding_returns_a_new_vector(spec):
 
 @each_codec
 def test_blocks_and_positions_of_an_update_match_the_decoded_vector(spec):
-    c, layout = codec(spec), layout_of(401)
-    for x in (normal(401), torch.zeros(401)):
+    c, layout = codec(spec), layout_of(101)
+    for x in (normal(101), torch.zeros(101)):
         frame = c.encode(x, layout=layout)
-        y, update = c.decode(frame, numel=401, layout=layout).numpy(), c.open(frame, 401, layout)
-        assert update.numel == 401
+        y, update = c.decode(frame, numel=101, layout=layout).numpy(), c.open(frame, 101, layout)
+        assert update.numel == 101
         for edges in (
-            [0, 401],
-            [0, 133, 134, 266, 268, 401],
-            list(range(0, 402)),
+            [0, 101],
+            [0, 33, 34, 66, 68, 101],
+            list(range(0, 102)),
             [5, 5],
-            [401, 401],
+            [101, 101],
         ):
             for start, stop in zip(edges, edges[1:]):
                 assert same_bits(np.ascontiguousarray(update.block(start, stop)), y[start:stop])
@@ -442,7 +443,7 @@ LINEAR = [s for s in SPECS if codec(s).linear]
 @for_each("spec", LINEAR)
 def test_frames_of_linear_codecs_can_be_merged(spec):
     c = codec(spec)
-    for numel in (0, 1, 401):
+    for numel in (0, 1, 101):
         layout = layout_of(numel)
         xs = [normal(numel, seed=i) for i in range(3)]
         shared = Context(
@@ -510,7 +511,7 @@ def test_frames_of_other_codecs_cannot_be_merged(spec):
         c.merge([c.encode(normal(40), layout=layout)] * 2)
 
 
-DRAWS = 40  # seeds of a random codec; the error of their mean is a sixth of their deviation
+DRAWS = 20  # seeds of a random codec; the error of their mean is a quarter of their deviation
 
 
 def losses(c, x, layout, seeds):
@@ -536,7 +537,7 @@ def assert_contracts(c, x, layout):
 @pytest.mark.parametrize("spec", [s for s in ONE_EACH if codec(s).contraction(9) is not None])
 def test_the_declared_contraction_holds(spec):
     c = codec(spec)
-    for numel, _, x in difficult_vectors(1, 7, 401):
+    for numel, _, x in difficult_vectors(7, 401):
         assert 0 <= c.contraction(numel) <= 1
         assert_contracts(c, x, layout_of(numel))
 

@@ -71,7 +71,7 @@ def test_the_seed_precedes_the_sections():
 
 
 def test_reseal_computes_the_checksum_of_a_frame():
-    for spec in SPECS:
+    for spec in ONE_EACH:
         frame = codec(spec).encode(vectors(401)["normal"], layout=layout_of(401))
         assert reseal(frame, 401) == frame != reseal(frame, 402)
 
@@ -158,7 +158,7 @@ def test_a_frame_by_layers_needs_its_own_layout():
 
 @for_each("spec", SPECS)
 def test_the_overhead_of_a_frame_is_at_most_24_bytes_and_8_per_layer(spec):
-    c, sizes = codec(spec), (0, 1, 401, *([20_000] if spec in ONE_EACH else []))
+    c, sizes = codec(spec), (1, 50, *([0, 20_000] if spec in ONE_EACH else []))
     for x in (v for n in sizes for v in (vectors(n)["normal"], torch.zeros(n))):
         numel = len(x)
         layout = layout_of(numel)

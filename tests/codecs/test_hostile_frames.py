@@ -227,10 +227,16 @@ def decoded(spec: str, data: bytes, numel: int = NUMEL) -> torch.Tensor | None:
     return y
 
 
+def places(spec: str, frame: bytes) -> list[int]:
+    """Return the places of all bytes in the sections of a frame. Between the first 32 and the last 8, only every fifth is returned."""
+    start, stop = sections_start(spec), len(frame)
+    return [at for at in range(start, stop) if at < start + 32 or at >= stop - 8 or at % 5 == 0]
+
+
 def changed_frames(spec: str, changes: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield a place in the sections of a frame, and the frame with one of `changes` in this place, for all places."""
+    """Yield a place in the sections of a frame, and the frame with one of `changes` in this place."""
     frame = frame_of(spec, NUMEL, "normal")
-    for at in range(sections_start(spec), len(frame)):
+    for at in places(spec, frame):
         for new in changes:
             yield at, (frame[:at] + new + frame[at + len(new) :])[: len(frame)]
 
@@ -250,7 +256,7 @@ def test_no_bit_is_ignored(spec):
     """In particular, padding bits must be zero."""
     frame = frame_of(spec, LONG, "normal")
     y = decoded(spec, frame, LONG)
-    for at in range(sections_start(spec), len(frame)):
+    for at in places(spec, frame):
         for bit in range(8):
             data = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
             found = decoded(spec, data, LONG)
@@ -327,7 +333,7 @@ def test_huge_numbers_in_a_body_are_not_allocated(spec):
 
 @for_each("spec", ONE_EACH)
 def test_decoding_needs_memory_proportional_to_numel(spec):
-    numel, c = 50_000, codec(spec)
+    numel, c = 25_000, codec(spec)
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
     frame = c.encode(x, layout=layout)
     c.accumulate(frame, x, layout=layout)  # loads all modules

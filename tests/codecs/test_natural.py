@@ -47,7 +47,7 @@ def test_values_are_rounded_to_an_adjacent_power_of_two(kind):
 
 
 def test_rounding_is_unbiased_with_the_variance_of_the_paper():
-    x, seeds = normal(401), 500
+    x, seeds = normal(401), 150
     v = np.abs(x.double().numpy())
     low = 2.0 ** np.floor(np.log2(v))
     variance = (v - low) * (2 * low - v)

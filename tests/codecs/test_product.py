@@ -190,7 +190,7 @@ def test_the_declared_contraction_holds(first, second):
         with pytest.raises(ConfigError, match="--memory residual diverges"):
             memory("residual", c, NUMEL)
         return
-    for name in ("normal", "heavy tails", "constant", "one above, many below"):
+    for name in ("normal", "one above, many below"):
         x = vectors(NUMEL)[name].double()
         lost = [
             float((x - c.decode(c.encode(x.float(), seed=seed), numel=NUMEL)).square().sum())

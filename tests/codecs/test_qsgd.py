@@ -65,7 +65,7 @@ def test_levels_do_not_overflow_and_are_fine_enough_for_the_norm(kind, s):
         )
         unit = _unit(norm, s)
         assert np.float32(unit) == unit and (unit <= norm / s or unit == 2.0**-149)
-        for seed in range(20):
+        for seed in range(5):
             y = decoded(f"qsgd:levels={s}", x, seed)
             assert (
                 np.abs(y).max() <= LARGEST
@@ -77,8 +77,10 @@ def test_levels_do_not_overflow_and_are_fine_enough_for_the_norm(kind, s):
 def test_levels_at_the_end_of_the_range_are_unbiased():
     """If a level would be above the largest float32, the levels are shifted so that the top level equals it."""
     x = torch.tensor([3.3e38, -3.3e38, 1e38, 2e38] * 10)
-    drawn = np.stack([decoded("qsgd:levels=2", x, seed) for seed in range(1000)])
-    v = x.double().numpy()
+    drawn = np.concatenate(
+        [decoded("qsgd:levels=2", x, seed).reshape(10, 4) for seed in range(100)]
+    )
+    v = x[:4].double().numpy()
     error = drawn.std(0) / math.sqrt(1000)
     assert (np.abs(drawn.mean(0) - v) <= 5 * error + 1e-6 * np.abs(v)).all() and error.max() > 0
 
@@ -127,7 +129,7 @@ def test_the_residual_memory_accepts_only_damped_qsgd():
 @pytest.mark.parametrize(("damped", "bounded"), [("true", True), ("false", False)])
 def test_a_residual_stays_bounded_only_if_damped(damped, bounded):
     c, x, e = codec(f"qsgd:levels=4,damped={damped}"), normal(2000), torch.zeros(2000)
-    for seed in range(100):
+    for seed in range(60):
         e += x
         e -= c.decode(c.encode(e, seed=seed), numel=2000)
     omega = codec("qsgd:levels=4").variance(2000)
