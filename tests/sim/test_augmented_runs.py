@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_workers import fork_workers
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -43,7 +44,8 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.deploy
-def test_all_engines_train_on_the_same_augmented_examples(tmp_path):
+def test_all_engines_train_on_the_same_augmented_examples(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",
         clients=4,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked_workers import fork_workers
 from safetensors.torch import load_file
 from small_runs import TINY, Records, Stop, StopsAt, out
 from torch import nn
@@ -169,10 +170,10 @@ def test_a_resumed_run_has_the_same_metrics(tmp_path, name):
     assert compared(tmp_path / "parts") == compared(tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", ["by_client", "own_loop", "own_evaluation"])
-def test_worker_processes_compute_the_metrics_of_the_serial_engine(tmp_path, name):
+def test_worker_processes_compute_the_metrics_of_the_serial_engine(tmp_path, name, monkeypatch):
+    fork_workers(monkeypatch)
     for engine in ("serial", "processes"):
         run(tmp_path / engine, name, evaluate="both", engine=engine)
     assert compared(tmp_path / "processes") == compared(tmp_path / "serial")

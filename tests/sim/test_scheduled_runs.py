@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
+from forked_workers import fork_workers
 from safetensors.torch import load_file
 
 from fedcomp import Data, RunConfig, codec
@@ -75,7 +76,8 @@ def test_a_schedule_changes_a_run_unless_it_repeats_the_default(tmp_path, name):
 
 
 @pytest.mark.deploy
-def test_engines_agree(tmp_path):
+def test_engines_agree(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     config = replace(CONFIG, **ALL)
     models = []
     for engine in ("serial", "batched", "processes"):

@@ -12,6 +12,7 @@ import torch
 import worker_tasks
 from deployment import Command, gone, running
 from engine_checks import SGD, TASKS, assert_same, jobs, serial, start_of, two_rounds
+from forked_workers import fork_workers
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.session import reason
@@ -38,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def workers(name: str = "task", count: int = 2, **options) -> Iterator[WorkerEngine]:
+def workers(name: str = "task", count: int = 1, **options) -> Iterator[WorkerEngine]:
     spec = f"{TASKS}:{name}"
     task = load(spec)
     config = RunConfig(task=spec, seed=3)
@@ -51,22 +52,14 @@ def workers(name: str = "task", count: int = 2, **options) -> Iterator[WorkerEng
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[WorkerEngine]:
-    with workers(count=2) as engine:
+    """Two workers that are new interpreters, as in a real run."""
+    with workers("minded", count=2) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def minded(tmp_path_factory) -> Iterator[tuple[WorkerEngine, list[str]]]:
-    output: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path_factory.mktemp("death") / "died"))
-        with workers("minded", count=1, warn=output.append) as engine:
-            yield engine, output
 
 
 def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two):
     """With dropout, running statistics, kept momentum, moments, batches of two sizes, and data in shared memory."""
-    data, one_by_one = worker_tasks.examples(), serial()
+    data, one_by_one = worker_tasks.examples(), serial("minded")
     start = start_of(one_by_one)
     assert_same(two_rounds(two, start, two.resident(data)), two_rounds(one_by_one, start, data))
     flipped = Data(data.inputs, 3 - data.targets)
@@ -75,11 +68,12 @@ def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two):
 
 
 def test_the_parent_trains_clients_before_workers_are_started(monkeypatch):
+    fork_workers(monkeypatch)
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
     expected = two_rounds(one_by_one, start, data)
     monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", float("inf"))
-    with workers(count=1, local_training=True) as engine:
+    with workers(local_training=True) as engine:
         assert_same(two_rounds(engine, start, data), expected)
         assert not engine.workers
         monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", 0.0)
@@ -88,7 +82,7 @@ def test_the_parent_trains_clients_before_workers_are_started(monkeypatch):
 
 
 def test_bfloat16_updates_equal_the_serial_engines_and_are_close_to_float32(two):
-    data, one_by_one = worker_tasks.examples(), serial()
+    data, one_by_one = worker_tasks.examples(), serial("minded")
     start, coarse = start_of(one_by_one), LocalSGD(steps=3, batch_size=8, precision="bfloat16")
     fine = LocalSGD(steps=3, batch_size=8)
     expected, _ = one_by_one.train(start, data, jobs(start, coarse), coarse, seed=5)
@@ -100,7 +94,7 @@ def test_bfloat16_updates_equal_the_serial_engines_and_are_close_to_float32(two)
 
 
 def test_returned_updates_do_not_change_in_later_calls(two):
-    data, start = worker_tasks.examples(), start_of(serial())
+    data, start = worker_tasks.examples(), start_of(serial("minded"))
     first, _ = two.train(start, data, jobs(start), SGD, seed=5)
     kept = first.clone()
     row = two.train(start, data, jobs(start, round=2), SGD, seed=5)[0][1]
@@ -113,7 +107,7 @@ def test_returned_updates_do_not_change_in_later_calls(two):
 
 
 def test_workers_killed_while_they_are_idle_are_replaced(two):
-    data, start = worker_tasks.examples(), start_of(serial())
+    data, start = worker_tasks.examples(), start_of(serial("minded"))
     before, _ = two.train(start, data, jobs(start), SGD, seed=5)
     killed = two.workers[0].process
     killed.kill()
@@ -124,21 +118,30 @@ def test_workers_killed_while_they_are_idle_are_replaced(two):
     assert len(pids) == 2 and killed.pid not in pids
 
 
-def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(minded):
+def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(tmp_path, monkeypatch):
     """Client 0 raises an error, client 2 kills every worker that trains it, and client 4 kills the first.
 
     Seven workers die in three rounds, with trained clients in between. As many deaths in a row would end the run.
     """
-    (engine, output), one_by_one = minded, serial("minded")
+    fork_workers(monkeypatch)
+    monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path / "died"))
+    output: list[str] = []
+    one_by_one = serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
+    deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
-    updates, results = engine.train(
-        start,
-        worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable),
-        jobs(start, sgd),
-        sgd,
-        seed=5,
-    )
+    with workers("minded", warn=output.append) as engine:
+        updates, results = engine.train(
+            start,
+            worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable),
+            jobs(start, sgd),
+            sgd,
+            seed=5,
+        )
+        later = [
+            engine.train(start, deadly, jobs(start, sgd, round=round), sgd, seed=5)[1]
+            for round in (2, 3)
+        ]
     honest, expected = one_by_one.train(
         start, worker_tasks.marked(**survivable), jobs(start, sgd), sgd, seed=5
     )
@@ -149,19 +152,18 @@ def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(minded)
         "two worker processes ended while they trained this client; the second was killed by SIGSEGV"
     )
     assert torch.equal(updates, honest[[0, 2, 3]])
-    assert len(output) == 2 and not any("\n" in sentence for sentence in output)
+    assert len(output) == 4 and not any("\n" in sentence for sentence in output)
     assert "SIGSEGV while it trained client 2" in output[0]
     assert "SIGSEGV while it trained client 4" in output[1]
-    deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
-    for round in (2, 3):
-        _, results = engine.train(start, deadly, jobs(start, sgd, round=round), sgd, seed=5)
+    for results in later:
         assert [type(result) is JobResult for result in results] == [True, True, False, True, True]
 
 
 def test_a_task_that_workers_cannot_load_raises_an_error(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path / "gone"))
     data, start = worker_tasks.examples(), start_of(serial())
-    with workers("gone", count=1) as engine:
+    with workers("gone") as engine:
         (tmp_path / "gone").touch()
         with pytest.raises(
             TaskError, match="cannot load --task .*the file is gone.*--engine serial"
@@ -172,13 +174,14 @@ def test_a_task_that_workers_cannot_load_raises_an_error(tmp_path, monkeypatch):
 
 def test_workers_that_cannot_start_raise_an_error(monkeypatch):
     data, start = worker_tasks.examples(), start_of(serial())
-    with workers(count=1) as engine:
+    with workers() as engine:
         monkeypatch.setattr("fedcomp.sim.processes.WORKER_PROGRAM", "raise SystemExit(7)")
         with pytest.raises(UserError, match="exit status 7.*--engine serial"):
             engine.train(start, data, jobs(start), SGD, seed=5)
 
 
-def test_random_numbers_drawn_by_an_imported_task_are_the_same_in_workers():
+def test_random_numbers_drawn_by_an_imported_task_are_the_same_in_workers(monkeypatch):
+    fork_workers(monkeypatch)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     one_by_one, data = serial("drawn"), worker_tasks.examples()
     assert (
@@ -187,20 +190,21 @@ def test_random_numbers_drawn_by_an_imported_task_are_the_same_in_workers():
     )
     assert before[2] == random.getstate()
     start, found = start_of(one_by_one), []
-    with workers("drawn", count=1) as engine:
+    with workers("drawn") as engine:
         for each in (engine, one_by_one):
             found.append(each.train(start, data, jobs(start), SGD, seed=5)[0])
     assert torch.equal(*found)
 
 
-def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error():
+def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error(monkeypatch):
+    fork_workers(monkeypatch)
     output, start = [], start_of(serial("minded"))
     data, sgd = (
         worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}),
         LocalSGD(epochs=1, batch_size=8),
     )
     ended = pytest.raises(UserError, match="^6 worker.*SIGSEGV.*--engine serial")
-    with workers("minded", count=1, warn=output.append) as engine, ended as error:
+    with workers("minded", warn=output.append) as engine, ended as error:
         engine.train(start, data, jobs(start, sgd)[1:], sgd, seed=5)
     assert (
         "\n" not in str(error.value)
@@ -210,28 +214,28 @@ def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error():
     )
 
 
-def test_a_model_that_exits_its_process_fails_only_its_client(minded):
-    (engine, _), one_by_one, sgd = minded, serial("minded"), LocalSGD(epochs=1, batch_size=8)
+def test_a_model_that_exits_its_process_fails_only_its_client(two):
+    one_by_one, sgd = serial("minded"), LocalSGD(epochs=1, batch_size=8)
     start = start_of(one_by_one)
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
-    for each in (engine, one_by_one):
+    for each in (two, one_by_one):
         _, results = each.train(start, leaving, jobs(start, sgd), sgd, seed=5)
         assert "worker_tasks.py, line " in reason(results[0]) and "SystemExit: 7" in reason(
             results[0]
         )
         assert all(type(result) is JobResult for result in results[1:])
     stopping = worker_tasks.marked(_7=worker_tasks.STOP)
-    _, results = engine.train(start, stopping, jobs(start, sgd), sgd, seed=5)
+    _, results = two.train(start, stopping, jobs(start, sgd), sgd, seed=5)
     assert "KeyboardInterrupt" in reason(results[0])
     assert all(type(result) is JobResult for result in results[1:])
     with pytest.raises(KeyboardInterrupt):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 
 
-def test_a_worker_does_not_import_flower(minded):
-    (engine, _), sgd = minded, LocalSGD(epochs=1, batch_size=8)
+def test_a_worker_does_not_import_flower(two):
+    sgd = LocalSGD(epochs=1, batch_size=8)
     start = start_of(serial("minded"))
-    _, results = engine.train(
+    _, results = two.train(
         start, worker_tasks.marked(_7=worker_tasks.MODULES), jobs(start, sgd), sgd, seed=5
     )
     imported = reason(results[0]).partition("modules: ")[2].split()
@@ -252,7 +256,8 @@ RUN = RunConfig(
 )
 
 
-def test_a_run_equals_that_of_the_serial_engine(tmp_path):
+def test_a_run_equals_that_of_the_serial_engine(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     for engine in ("serial", "processes"):
         simulate(RunConfig(**vars(RUN) | {"engine": engine, "out": str(tmp_path / engine)}))
     assert (tmp_path / "serial" / "model.safetensors").read_bytes() == (
