@@ -60,12 +60,13 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # The number of selected coordinates is rounded, so that a tensor can have half the density of the whole vector.
+        # The number of selected coordinates is rounded: 1.49 to 1, and 1.5 to 2. The density of a tensor can therefore be lower than that
+        # of the whole vector, but is at least half of it.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # A tensor can have half the density of the whole vector (see `contraction`), and half the density doubles 1 + ω.
+        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:

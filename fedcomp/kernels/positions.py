@@ -42,7 +42,10 @@ GAIN = 6  # blocks are used if they shorten the code by more than 2^−GAIN of i
 
 
 class Blocks(NamedTuple):
-    """The blocks of all rows of positions. Each field is an int64 array with one entry per block."""
+    """The blocks of m rows. A row holds the positions of one vector, and the blocks are sorted by row.
+
+    Each field is an int64 array with one entry per block.
+    """
 
     row: np.ndarray
     number: np.ndarray  # index of the block within its row

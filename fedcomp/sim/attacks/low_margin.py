@@ -1,10 +1,10 @@
 """The low-margin attack: vote against the majority sign in coordinates where the majority is narrow, and honestly in all other coordinates.
 
-    S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
+    S = Σ_i sign(u_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-Here, x_i is the update of client i, and x is an attacker's update. The option `margin` sets b. By default, b is the number of attackers in
-the cohort, since b attackers can change the sign if the votes for and against differ by at most b. A rule that excludes clients that often
-vote against clear majorities does not detect this attack.
+Here, u_i is the update of client i, and x is an attacker's update, with its coordinates x_j. The option `margin` sets b. By default, b is
+the number of attackers in the cohort, since b attackers can change the sign if the votes for and against differ by at most b. A rule that
+excludes clients that often vote against clear majorities does not detect this attack.
 """
 
 import math
