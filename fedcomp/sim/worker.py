@@ -36,7 +36,8 @@ class TrainingWorker:
         """`config` is a result of `with_absolute_paths`, and `dtype` is torch's default dtype in the parent process."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        self._own_data: Examples | None = None  # the task's training data, loaded when `train` is first called with `data=None`
+        # The task's training data, loaded when `train` is first called with `data=None`.
+        self._own_data: Examples | None = None
 
     def load(self) -> str:
         """Load the task. Return an error message of one line, or "" on success."""
