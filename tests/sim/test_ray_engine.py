@@ -69,7 +69,7 @@ needs_ray = pytest.mark.skipif(
 
 @contextmanager
 def running(folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
-    """Start a run in `folder`/ray, with two actors if there are two cores."""
+    """Start a run in `folder`/ray on one core, and therefore with one actor."""
     flags = [
         "task",
         "clients",
@@ -93,7 +93,7 @@ def running(folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]),
+        preexec_fn=lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1]),
     ) as run:
         try:
             yield run
@@ -110,13 +110,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
+def ray_with_three_cores() -> Iterator[None]:
     """Start Ray in this process, on the loopback address, with short paths for its sockets."""
-    death = tmp_path_factory.mktemp("death") / "died"
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as folder:
         for name, value in (ray_engine.DEFAULT_VARIABLES | ray_engine.LOOPBACK_ONLY).items():
             patch.setenv(name, value)
-        patch.setenv(worker_tasks.FIRST_DEATH, str(death))
         import ray
 
         handler = signal.getsignal(signal.SIGTERM)
@@ -124,7 +122,7 @@ def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
             warnings.simplefilter("ignore", ResourceWarning)  # Ray drops its processes' handles
             ray.init(
                 "local",
-                num_cpus=2,
+                num_cpus=3,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -141,14 +139,23 @@ def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
 
 
 @contextmanager
-def engine(name: str) -> Iterator[RayEngine]:
-    """Yield an engine for a task with a relative path."""
+def engine(name: str, actors: int) -> Iterator[RayEngine]:
+    """Yield an engine for a task with a relative path. It leaves the other cores of `ray_with_three_cores` to other engines."""
     task = f"{os.path.relpath(worker_tasks.__file__)}:{name}"
     engine = RayEngine(RunConfig(task=task, seed=3), torch.device("cpu"))
-    try:
-        yield engine
-    finally:
-        engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_engine, "_n_actors", lambda resources, gpus: actors)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@pytest.fixture(scope="module")
+def two_actors(ray_with_three_cores) -> Iterator[RayEngine]:
+    with engine("minded", actors=2) as engine_:
+        assert engine_.start_actors() == 2
+        yield engine_
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -185,9 +192,9 @@ def rounds_of(folder: Path) -> list[dict]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.timeout(600)
 def test_a_run_with_dead_actors_and_an_interruption_equals_the_serial_one(tmp_path, monkeypatch):
-    with running(
-        tmp_path, KILL_AT="12"
-    ) as run:  # two actors take four steps each per round: after round 4, each has died once
+    with (
+        running(tmp_path, KILL_AT="38") as run
+    ):  # the actor takes eight steps per round, dies in round 5, and would die again in round 10
         heard = []
         while not heard or not re.match(r" +5 ", heard[-1]):
             heard.append(run.stdout.readline())
@@ -247,39 +254,35 @@ def test_cohort_batch_is_refused():
 
 
 @needs_ray
-def test_updates_equal_those_of_the_serial_engine_bit_for_bit(ray_with_two_cores):
+def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two_actors):
     """With dropout, running statistics, kept momentum, moments and batches of two sizes."""
-    data, one_by_one = worker_tasks.examples(), serial()
+    data, one_by_one = worker_tasks.examples(), serial("minded")
     start = start_of(one_by_one)
     flipped = replace(data, targets=3 - data.targets)
-    with engine("task") as actors:
-        assert actors.start_actors() == 2
-        for each in (data, flipped, data):
-            assert_same(two_rounds(actors, start, each), two_rounds(one_by_one, start, each))
-        moved = two_rounds(actors, start + 0.01, data)
-        assert_same(moved, two_rounds(one_by_one, start + 0.01, data))
+    for each in (data, flipped, data):
+        assert_same(two_rounds(two_actors, start, each), two_rounds(one_by_one, start, each))
+    moved = two_rounds(two_actors, start + 0.01, data)
+    assert_same(moved, two_rounds(one_by_one, start + 0.01, data))
 
 
 @needs_ray
-def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(ray_with_two_cores):
+def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(two_actors):
     """In round 1, clients 0 and 2 raise KeyboardInterrupt and SystemExit.
 
-    In round 2, client 0 raises an error, client 2 kills every actor that trains it, and client 4 kills the first.
+    In round 2, client 0 raises an error, and client 2 kills every actor that trains it.
     """
     one_by_one = serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     leaving = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
-    survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
-    deadly = worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable)
+    deadly = worker_tasks.marked(_7=worker_tasks.BAD, _30=worker_tasks.DEADLY)
     trained = [False, True, False, True, True]
-    with engine("minded") as actors:
-        updates, results = actors.train(start, leaving, jobs(start, sgd), sgd, seed=5)
-        assert [type(result) is JobResult for result in results] == trained and len(updates) == 3
-        assert "in forward: KeyboardInterrupt" in reason(results[0])
-        assert "in forward: SystemExit" in reason(results[2])
-        updates, results = actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
-    data = worker_tasks.marked(**survivable)
-    honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
+    updates, results = two_actors.train(start, leaving, jobs(start, sgd), sgd, seed=5)
+    assert [type(result) is JobResult for result in results] == trained and len(updates) == 3
+    assert "in forward: KeyboardInterrupt" in reason(results[0])
+    assert "in forward: SystemExit" in reason(results[2])
+    updates, results = two_actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
+    survivable = worker_tasks.marked(_7=worker_tasks.BAD)
+    honest, expected = one_by_one.train(start, survivable, jobs(start, sgd), sgd, seed=5)
     assert [type(result) is JobResult for result in results] == trained
     assert reason(results[0]) == reason(expected[0])
     assert reason(results[2]).startswith("the Ray actor that trained this client died twice")
@@ -287,12 +290,14 @@ def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(ray_with_tw
 
 
 @needs_ray
-def test_a_task_that_actors_cannot_load_raises_an_error(ray_with_two_cores):
-    with engine("nothing") as actors:
-        with pytest.raises(
+def test_a_task_that_actors_cannot_load_raises_an_error(ray_with_three_cores):
+    with (
+        engine("nothing", actors=1) as actors,
+        pytest.raises(
             TaskError, match="^--engine ray: an actor cannot load the task .*worker_tasks.py"
-        ):
-            actors.start_actors()
+        ),
+    ):
+        actors.start_actors()
 
 
 @for_each(
