@@ -85,7 +85,7 @@ def start_name(tensor: int) -> str:
 def orthonormal(p: Tensor) -> Tensor:
     """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
 
-    The basis has dtype float64, but its entries are float32 numbers.
+    The basis has dtype float64, but its entries are rounded to float32.
     """
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 

@@ -17,7 +17,8 @@ from ..errors import ConfigError
 HOST = "127.0.0.1"
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
+# Fields of Header that are labels of the run's metrics.
+LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")
 # Maximum number of client metrics. If clients report more, the least recently reported metrics are dropped.
 MAX_CLIENT_METRICS = 128
 # Help texts of the metric families. A metric family is named NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, else a

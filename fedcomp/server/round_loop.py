@@ -290,8 +290,8 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return a large dense update with NaN in place of its values and without its encoded bytes, so that their memory can be freed. Return
-    small and sparse updates unchanged.
+    """Return a copy of a large dense update, with NaN in place of its values and without its encoded bytes, so that their memory can be
+    freed. Return small and sparse updates unchanged.
     """
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
