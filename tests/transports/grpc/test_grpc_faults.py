@@ -5,14 +5,12 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from grpc_ends import LARGEST, assignment, attend, connect, report, serving
+from one_client import one_client
 
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Presence
@@ -21,7 +19,6 @@ from fedcomp.transports.grpc import GrpcConnection, Refused
 from fedcomp.transports.grpc.traffic import counts_bytes
 
 GONE = "the client's connection ended, and the client did not reconnect in time"
-FOLDER = Path(__file__).parent
 
 
 async def until_assigned(connection: GrpcConnection, client: int):
@@ -180,11 +177,11 @@ def test_a_malformed_registry_disconnects_no_client(loop, enrolled, server_crede
         server.wait_for_clients()
 
 
-@pytest.mark.slow
 def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
     loop, enrolled, server_credentials
 ):
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+    options = {"enrolled": enrolled, "credentials": server_credentials, "grace_s": 0.5}
+    with serving(3, **options) as server:
         own = enrolled.credentials[0]
         first = loop.start(until_assigned(connect(server, credentials=own), 0))
         server.wait_for_clients(0)
@@ -195,7 +192,7 @@ def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
         assert server.receive(1)[0].answer == Lost(
             "the key of this client or relay is no longer accepted"
         )
-        assert server.transport.receive(6) == []
+        assert server.transport.receive(1.0) == []
 
 
 def test_a_client_whose_write_fails_receives_the_reason(loop):
@@ -261,88 +258,61 @@ def test_clients_notice_that_their_server_has_ended(loop):
     assert caught.value.cause in UnreachableError.transient
 
 
-@pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize(
-    "size, every_s", [(50, 5), (8 << 20, 5), (50, 0.5)], ids=["small", "large", "several"]
+    "size, every_s", [(50, 5), (8 << 20, 5), (50, 0.25)], ids=["small", "large", "several"]
 )
 def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
-    with serving(1, silence_s=2) as server:
-        client = subprocess.Popen(
-            [sys.executable, FOLDER / "one_client.py", server.target],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        try:
-            server.wait_for_clients(0, timeout_s=60)
-            client.send_signal(signal.SIGSTOP)
-            deliveries, deadline = [], time.monotonic() + 10
-            while not deliveries:  # newer assignments do not hide that it is frozen
-                assert time.monotonic() < deadline
-                server.transport.send([assignment(0, 1, [b"x" * size])])
-                deliveries = server.transport.receive(every_s)
-            lost = deliveries[0].answer
-            assert isinstance(lost, Lost) and "the client sent nothing for" in lost.reason
-            server.wait_for_clients(timeout_s=1)
-            assert server.transport.counts().streams == 0
-            client.send_signal(signal.SIGCONT)  # the client reconnects, as a client process does
-            server.wait_for_clients(0)
-            server.transport.send([assignment(0, 2)])
-            assert server.receive(1)[0].answer == report(assignment(0, 2))
-        finally:
-            client.kill()
-            client.wait(20)
+    with serving(1, silence_s=1) as server, one_client(server.target) as client:
+        server.wait_for_clients(0, timeout_s=60)
+        os.kill(client.pid, signal.SIGSTOP)
+        deliveries, deadline = [], time.monotonic() + 10
+        while not deliveries:  # newer assignments do not hide that it is frozen
+            assert time.monotonic() < deadline
+            server.transport.send([assignment(0, 1, [b"x" * size])])
+            deliveries = server.transport.receive(every_s)
+        lost = deliveries[0].answer
+        assert isinstance(lost, Lost) and "the client sent nothing for" in lost.reason
+        server.wait_for_clients(timeout_s=1)
+        assert server.transport.counts().streams == 0
+        os.kill(client.pid, signal.SIGCONT)  # the client reconnects, as a client process does
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0, 2)])
+        assert server.receive(1)[0].answer == report(assignment(0, 2))
 
 
-@pytest.mark.slow
 @pytest.mark.deploy
 def test_without_a_limit_a_frozen_client_is_noticed_and_keeps_its_assignment():
-    with serving(1, silence_s=1, grace_s=math.inf) as server:
-        client = subprocess.Popen(
-            [sys.executable, FOLDER / "one_client.py", server.target],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        try:
-            server.wait_for_clients(0, timeout_s=60)
-            client.send_signal(signal.SIGSTOP)
-            server.transport.send([assignment(0)])
-            server.wait_for_clients()
-            assert server.transport.receive(0.5) == []
-            client.send_signal(signal.SIGCONT)
-            assert server.receive(1)[0].answer == report(assignment(0))
-        finally:
-            client.kill()
-            client.wait(20)
+    with serving(1, silence_s=1, grace_s=math.inf) as server, one_client(server.target) as client:
+        server.wait_for_clients(0, timeout_s=60)
+        os.kill(client.pid, signal.SIGSTOP)
+        server.transport.send([assignment(0)])
+        server.wait_for_clients()
+        assert server.transport.receive(0.5) == []
+        os.kill(client.pid, signal.SIGCONT)
+        assert server.receive(1)[0].answer == report(assignment(0))
 
 
-@pytest.mark.slow
 @pytest.mark.deploy
 def test_bytes_of_a_killed_client_are_counted():
     if not counts_bytes():
         pytest.skip("the platform does not count bytes of connections")
     with serving(1) as server:
-        client = subprocess.Popen(
-            [sys.executable, FOLDER / "one_client.py", server.target],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        try:
+        with one_client(server.target):
             server.wait_for_clients(0, timeout_s=60)
             server.transport.send([assignment(0, 1, [b"x" * 100_000])])
             server.receive(1)
-        finally:
-            client.kill()
-            client.wait(20)
         server.wait_for_clients()
         traffic = server.transport.traffic()
         assert traffic.total.bytes_out > 100_000 and traffic.by_client[0].bytes_out > 100_000
 
 
-@pytest.mark.slow
 def test_a_client_that_trains_for_long_is_not_lost(loop):
     def compute(a):
-        time.sleep(3)
+        time.sleep(1.5)
         return report(a)
 
-    with serving(1, silence_s=2) as server:
+    with serving(1, silence_s=0.5) as server:
         loop.start(attend(connect(server, 0), 0, compute))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])

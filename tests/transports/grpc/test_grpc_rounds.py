@@ -207,21 +207,3 @@ def test_a_transport_can_be_closed_twice(loop):
         server.wait_for_clients(0)
         server.transport.close()
         server.transport.close()
-
-
-@pytest.mark.slow
-def test_200_clients_in_one_process(loop, authority, server_credentials):
-    from grpc_ends import Enrolled
-
-    count = 200
-    enrolled = Enrolled(authority, count)
-    with serving(count, enrolled=enrolled, credentials=server_credentials) as server:
-        for client, own in enumerate(enrolled.credentials):
-            loop.start(attend(connect(server, credentials=own), client))
-        server.wait_for_clients(*range(count), timeout_s=60)
-        for round in (1, 2):
-            server.transport.send([assignment(client, round) for client in range(count)])
-            assert server.receive(count)[199].answer == report(assignment(199, round))
-        assert server.transport.counts().clients == count
-        server.transport.send_farewell(2)
-        server.wait_for_clients()

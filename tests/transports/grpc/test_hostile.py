@@ -1,17 +1,13 @@
 """The port under attack: hostile messages, connections and clients do not disturb the others."""
 
 import asyncio
-import os
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import grpc
 import pytest
@@ -28,6 +24,7 @@ from grpc_ends import (
     report,
     serving,
 )
+from one_server import one_server
 
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Assignment, Invitation, Presence
@@ -36,7 +33,6 @@ from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, wire
 from fedcomp.transports.grpc.options import client_options
 from fedcomp.transports.grpc.traffic import ACKED, FLOOD_BYTES, SIZE, U64, counts_bytes
 
-FOLDER = Path(__file__).parent
 HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
 CLIENT_0 = Invitation("", 0, "", "", "")
 PRESENCE = b"".join(wire.encode(wire.Kind.PRESENCE, Presence(INVITATION.run, 0, "", ""), CLIENT_0))
@@ -209,7 +205,6 @@ def test_a_key_that_is_not_enrolled(loop, authority, server_credentials):
         assert refused == Refused("its key is not in the registry", False)
 
 
-@pytest.mark.slow
 @pytest.mark.deploy
 def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
     """The server runs in a separate process, because fedcomp must set environment variables before gRPC is imported."""
@@ -230,17 +225,7 @@ def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
                 return tls.recv(100)
         return b""
 
-    theirs = authority.server()
-    for name in ("certificate", "key", "ca"):
-        (tmp_path / name).write_bytes(getattr(theirs, name))
-    server = subprocess.Popen(
-        [sys.executable, FOLDER / "one_server.py", tmp_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    with server:
-        port = int(server.stdout.readline())
+    with one_server(authority.server()) as port:
         assert shake_hands(True, ssl.TLSVersion.TLSv1_3)
         assert not shake_hands(False, ssl.TLSVersion.TLSv1_3)
         assert not shake_hands(True, ssl.TLSVersion.TLSv1_2)
@@ -255,7 +240,6 @@ def test_a_tls_client_at_a_plain_port(loop, enrolled):
 # Connections.
 
 
-@pytest.mark.slow
 def test_half_open_connections_do_not_keep_clients_out(loop, enrolled, server_credentials):
     with (
         serving(3, enrolled=enrolled, credentials=server_credentials) as server,
@@ -318,7 +302,7 @@ def test_rapid_stream_resets_do_not_disturb_others(loop):
 
 def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
     def reset_connections() -> None:
-        for _ in range(500):
+        for _ in range(250):
             reset = socket.create_connection(("127.0.0.1", server.transport.port), 10)
             with reset, suppress(ConnectionError):
                 reset.sendall(PREFACE)

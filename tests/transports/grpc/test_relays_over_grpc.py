@@ -550,10 +550,12 @@ def test_without_a_time_limit_the_server_waits_for_clients_behind_a_relay(loop, 
         assert answers(server, 2) == reports(*sent)
 
 
-@pytest.mark.slow
-def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace_period(loop):
+def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace_period(
+    loop, monkeypatch
+):
+    monkeypatch.setattr("fedcomp.transports.grpc.port.RELAY_GRACE_S", 1.5)
     slow = Slow(lambda a: None)
-    with serving(2, relay_terms=terms(2)) as server:
+    with serving(2, relay_terms=terms(2), grace_s=0.5) as server:
         relay = RelayEnd(loop, server.target)
         for client in range(2):
             loop.start(attend(connect(relay, client), client, slow))
@@ -564,7 +566,7 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
         relay.stop()
         slow.proceed.set()
         server.wait_for_clients()
-        assert server.transport.receive(7.0) == []
+        assert server.transport.receive(1.0) == []
         loop.start(attend(connect(server, 0), 0))
         assert answers(server, 1) == reports(sent[0])
         assert answers(server, 1) == {1: Lost(GONE, "reply")}
@@ -817,8 +819,8 @@ def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
         assert answers(server, 1) == reports(assignment(0))
 
 
-@pytest.mark.slow
-def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop):
+def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.port.FAREWELL_S", 0.2)
     with serving(1, relay_terms=terms(1)) as server:
         server.transport.send_farewell(7)
         relay = RelayEnd(loop, server.target)
@@ -826,8 +828,9 @@ def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop):
         assert relay.end.result(20) == Farewell(RUN, 7)
 
 
-@pytest.mark.slow
-def test_a_relay_that_does_not_read_is_disconnected(loop):
+def test_a_relay_that_does_not_read_is_disconnected(loop, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.streams.MAX_QUEUED", 1000)
+    monkeypatch.setattr("fedcomp.transports.grpc.port.CLOSE_S", 0.5)
     # A small window, which fills soon with the refusals that are not read.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
 
