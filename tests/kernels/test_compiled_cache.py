@@ -11,7 +11,6 @@ import pytest
 
 import fedcomp
 
-
 COPY = "copy_of_fedcomp"
 
 

@@ -44,7 +44,7 @@ def test_a_large_sample_is_the_complement_of_a_small_one():
 
 @pytest.mark.parametrize(("numel", "count"), [(4, 1), (5, 2), (5, 4), (6, 3)])
 def test_all_samples_are_equally_likely(numel, count):
-    seeds, choices = 2000, math.comb(numel, count)
+    seeds, choices = 800, math.comb(numel, count)
     _, seen = np.unique(
         [drawn(numel, count, seed) for seed in range(seeds)], axis=0, return_counts=True
     )

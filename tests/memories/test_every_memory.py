@@ -40,6 +40,16 @@ def suits(name: str, spec: str) -> bool:
 PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
 every_memory = for_each("name", available_memories())
 every_pair = for_each("name, spec", PAIRS)
+# Each memory with the first and the last of its codecs, which are a dense and a sparse one if it accepts both.
+two_each = for_each(
+    "name, spec",
+    dict.fromkeys(
+        [
+            *{pair[0]: pair for pair in PAIRS[::-1]}.values(),
+            *{pair[0]: pair for pair in PAIRS}.values(),
+        ]
+    ),
+)
 # Each memory with one codec, a lossy one if it accepts such, for properties that do not depend on the codec.
 one_each = for_each("name, spec", [*{pair[0]: pair for pair in PAIRS}.values()])
 
@@ -198,7 +208,7 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
     assert m.pending is None
 
 
-@every_pair
+@two_each
 def test_memories_of_a_stack_behave_like_single_ones(name, spec):
     dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (

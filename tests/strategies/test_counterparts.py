@@ -141,10 +141,9 @@ def dense(vector: Tensor | None, federation: Federation) -> Tensor:
 
 every_memory = pytest.mark.parametrize(("name", "uplink"), PAIRED)
 every_kind = pytest.mark.parametrize("kind", [Real, Virtual])
-# For single faults: each memory once, and each kind of client twice. Mixtures of faults are tested with all pairs.
+# For single faults: two memories, each with one kind of client. Mixtures of faults are tested with all memories.
 one_each = pytest.mark.parametrize(
-    ("kind", "name", "uplink"),
-    [(kind, *pair) for kind, pair in zip((Real, Virtual, Virtual, Real), PAIRED, strict=True)],
+    ("kind", "name", "uplink"), [(Virtual, *PAIRED[0]), (Real, *PAIRED[3])]
 )
 
 
@@ -382,7 +381,7 @@ def test_any_mixture_of_faults_leaves_both_sides_equal(kind, name, uplink):
     federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
     federation.twice = {at for at in EVERYBODY if drawn.random() < 0.1}
     kept = federation.copy_of_loop()
-    for round in range(1, 21):
+    for round in range(1, 16):
         federation.run(round, round)
         mishap = drawn.random()
         if mishap < 0.1:

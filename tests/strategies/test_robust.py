@@ -241,10 +241,10 @@ def test_a_byzantine_client_moves_the_mean_far_and_a_robust_rule_little(name):
         federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense))
         for _ in range(2)
     )
-    for round in range(1, 6):
+    for round in range(1, 4):
         lied.faults[5, round] = scaled(-1e3)
     for f in (lied, honest):
-        assert all(not o.rejections and len(o.accepted) == 6 for o in f.loop.rounds(range(1, 6)))
+        assert all(not o.rejections and len(o.accepted) == 6 for o in f.loop.rounds(range(1, 4)))
     way, off = (
         honest.loop.broadcasts.weights - w for w in (honest.initial, lied.loop.broadcasts.weights)
     )

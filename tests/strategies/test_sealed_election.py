@@ -88,17 +88,16 @@ def complement(packed: bytes) -> bytes:
 
 
 def test_the_model_equals_that_of_open_ballots(monkeypatch, tmp_path):
-    for attack in (None, "inverted:1+random-sign:1"):
-        runs = [
-            run(
-                monkeypatch,
-                tmp_path,
-                replace(config, rounds=2, attack=attack),
-                f"{config.strategy} {attack}",
-            )
-            for config in (OPEN, SEALED)
-        ]
-        assert runs[0].model == runs[1].model
+    models = [
+        run(
+            monkeypatch,
+            tmp_path,
+            replace(config, rounds=2, attack="inverted:1+random-sign:1"),
+            config.strategy,
+        ).model
+        for config in (OPEN, SEALED)
+    ]
+    assert models[0] == models[1]
 
 
 def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
@@ -292,7 +291,6 @@ def test_no_votes_are_requested_on_too_few_ballots(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("clients", "strategy", "attack"), [
-    (3, "election:byzantine=1,form=ballots,sealed=true,f=0", "equivocation:clients=1,share=1"),
     (3, "election:byzantine=1,form=ballots,sealed=true,f=0", "equivocation:clients=1,share=0.4"),
     (5, "election:byzantine=2,form=ballots,sealed=true,f=1", "equivocation:clients=1,share=1+abstention:clients=3/4"),
 ])  # fmt: skip
@@ -437,11 +435,9 @@ def test_the_attack_infinity_replaces_sealed_frames_by_noise(monkeypatch, tmp_pa
     """The noise is not longer than the honest frames."""
     once = replace(SEALED, rounds=1)
     honest = run(monkeypatch, tmp_path, once, "honest")
-    for value in ("nan", "inf", "largest"):
-        attack = f"infinity:clients=3,value={value}"
-        heard = run(monkeypatch, tmp_path, replace(once, attack=attack), value)
-        assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 1)]
-        assert max(len(r.frame) for r in heard.reports) == max(len(r.frame) for r in honest.reports)
+    heard = run(monkeypatch, tmp_path, replace(once, attack="infinity:clients=3"), "attacked")
+    assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 1)]
+    assert max(len(r.frame) for r in heard.reports) == max(len(r.frame) for r in honest.reports)
 
 
 def test_a_copied_ballot_of_another_client_is_rejected(monkeypatch, tmp_path):

@@ -269,7 +269,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 
 def test_the_tiny_task_is_learned_with_the_defaults_of_the_strategy(tmp_path):
-    summary = simulate(replace(TINY, rounds=25, out=str(tmp_path / "run")))
+    summary = simulate(replace(TINY, rounds=12, out=str(tmp_path / "run")))
     assert summary.accuracy > 0.85
     stored = read_run(tmp_path / "run")
     assert (stored["uplink"], stored["memory"]) == ("terngrad@layer", "none")

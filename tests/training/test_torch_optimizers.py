@@ -237,7 +237,10 @@ def test_every_optimizer_of_torch_trains(name):
 
 
 def test_simulate_takes_a_function_as_the_optimizer(tmp_path):
-    task, wanted = Task("tiny", network, DATA, DATA), {"clients": 2, "progress": False}
+    task, wanted = (
+        Task("tiny", network, DATA, DATA),
+        {"clients": 2, "rounds": 3, "progress": False},
+    )
     own = simulate(task, optimizer=torch.optim.Adagrad, out=tmp_path / "own", **wanted)
     spec = simulate(task, optimizer="adagrad", out=tmp_path / "spec", **wanted)
     assert np.array_equal(own.metrics["loss"], spec.metrics["loss"])
