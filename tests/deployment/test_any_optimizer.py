@@ -27,7 +27,7 @@ OPTIMIZER = {
     ids=["tiny", "keywords", "loop"],
 )
 def test_clients_keep_the_state_of_their_optimizer(tmp_path, task, optimizer):
-    options = {"task": task, "clients": 3, "rounds": 3, "uplink": "topk:density=50%"}
+    options = {"task": task, "clients": 3, "rounds": 2, "uplink": "topk:density=50%"}
     with deployed(tmp_path, **options, **optimizer) as run:
         run.serve([0], [1, 2])
         simulate(dataclasses.replace(run.config, out=str(tmp_path / "simulated"), engine="serial"))
@@ -48,7 +48,7 @@ def test_sparse_loco_gives_the_same_model_deployed_and_simulated(tmp_path):
     options = {
         "clients": 3,
         "participation": 1.0,
-        "rounds": 3,
+        "rounds": 2,
         "local_steps": 5,
         "optimizer": "adamw:lr=0.02",
         "optimizer_state": "kept",

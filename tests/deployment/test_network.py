@@ -71,10 +71,10 @@ def test_a_deployed_strategy_gives_the_same_model_as_a_simulation(network, tmp_p
 
 
 def test_an_asynchronous_run_finishes(network):
-    with network.federation(replace(CONFIG, strategy="asynchronous:wait=1/3", rounds=8)) as run:
+    with network.federation(replace(CONFIG, strategy="asynchronous:wait=1/3", rounds=4)) as run:
         outcomes = run.rounds()
         run.send_farewell()
-        assert len(outcomes) == 8 and all(not o.rejections and o.broadcast for o in outcomes)
+        assert len(outcomes) == 4 and all(not o.rejections and o.broadcast for o in outcomes)
         assert all(
             torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
         )

@@ -125,7 +125,7 @@ def trained(folder, config, killed=lambda round, client: ""):
         {"momentum": 0.9, "keep_momentum": True},
         {"memory": "dgc", "uplink": "topk:density=1/10"},
         {"memory": "ef21"},
-        {"downlink": "topk:density=1/4,values=fp16", "participation": 0.5},
+        {"downlink": "topk:density=1/4,values=fp16", "participation": 2 / 3, "rounds": 4},
         {"strategy": "gtopk"},
         {"strategy": "powersgd:rank=1"},
         {"strategy": "sketched-sgd:density=1/8", "uplink": "sketch:rows=3,columns=12"},
@@ -135,7 +135,7 @@ def trained(folder, config, killed=lambda round, client: ""):
 )
 def test_a_kill_before_or_after_any_answer_changes_nothing(tmp_path, options):
     config = resolved(
-        RunConfig(**{"clients": 4, "rounds": 3, "participation": 1.0, "batch_size": 10} | options)
+        RunConfig(**{"clients": 3, "rounds": 2, "participation": 1.0, "batch_size": 10} | options)
     )
     undisturbed, expected = trained(tmp_path / "a", config)
     moments = ("before", "after", "", "after", "before")
@@ -255,7 +255,9 @@ def test_a_client_without_an_enrolment_makes_and_keeps_a_key(tmp_path):
 def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path):
     """Its state names only the newest versions, not the initial version of the run."""
     last = MAX_PAST_VERSIONS + 4
-    config = resolved(RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10))
+    config = resolved(
+        RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10, local_steps=1)
+    )
     _, outcomes = trained(
         tmp_path, config, lambda round, client: "before" if (round, client) == (last, 1) else ""
     )

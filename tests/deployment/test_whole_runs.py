@@ -51,11 +51,10 @@ def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
         assert all(f["uplink_bytes"] for f in line["by_client"])
 
 
-@pytest.mark.slow
-def test_200_clients_in_one_process_run_over_tls(tmp_path):
-    make(tmp_path / "keys", 200)
-    with deployed(tmp_path, tmp_path / "keys", clients=200, rounds=1, batch_size=2) as run:
-        assert run.serve(range(200)).client_updates == 200
+def test_100_clients_in_one_process_run_over_tls(tmp_path):
+    make(tmp_path / "keys", 100)
+    with deployed(tmp_path, tmp_path / "keys", clients=100, rounds=1, batch_size=2) as run:
+        assert run.serve(range(100)).client_updates == 100
         clients = run.clients[0]
         clients.thread.join(20)
         assert clients.ended and clients.error is None
