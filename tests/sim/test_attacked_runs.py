@@ -17,26 +17,6 @@ from fedcomp.sim.attacks import available_attacks
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Average
 
-EVERY = [
-    "inverted:2,scale=10",
-    "rescaled:2",
-    "random-sign:2",
-    "constant:2",
-    "gaussian:2",
-    "label-flip:2",
-    "alie:2,z=1.5",
-    "ipm:2",
-    "mimic:2",
-    "low-margin:2",
-    "code-aware:clients=2/5",
-    "infinity:2",
-    "infinity:2,value=inf",
-    "infinity:2,value=largest",
-    "malformed:2",
-    "malformed:2,how=body",
-    "abstention:2",
-    "equivocation:2",
-]
 WAYS = {
     "identity": {"uplink": "identity", "downlink": "identity"},
     "stc": {},
@@ -75,29 +55,24 @@ def finite(folder: str) -> bool:
     )
 
 
-def test_every_attack_is_tried():
-    assert {text.partition(":")[0] for text in EVERY} == set(available_attacks())
-
-
-@pytest.mark.parametrize("attack", EVERY)
-def test_no_attack_ends_a_run_or_makes_the_model_nonfinite(tmp_path, attack):
-    folder = out(tmp_path, "run")
-    assert simulate(replace(BYZANTINE, attack=attack, out=folder)).rounds == 3 and finite(folder)
-
-
 GROUPS = {
     "updates": "inverted:1+rescaled:1+random-sign:1+constant:1+gaussian:1+label-flip:1+alie:1+ipm:1+mimic:1+low-margin:1+"
-    "code-aware:clients=0",
+    "equivocation:1+code-aware:clients=0",
     "frames": "infinity:1+infinity:1,value=inf+malformed:1+malformed:1,how=body+abstention:1",
     "largest": "infinity:1,value=largest",
 }
 
 
+def test_every_attack_is_tried():
+    attacks = "+".join(GROUPS.values()).split("+")
+    assert {text.partition(":")[0] for text in attacks} == set(available_attacks())
+
+
 @pytest.mark.parametrize(
     ("way", "group"),
     [(way, "frames") for way in WAYS]
-    + [(way, "updates") for way in ("identity", "sign", "powersgd")]
-    + [(way, "largest") for way in ("identity", "fetchsgd")],
+    + [(way, "updates") for way in ("identity", "stc", "sign", "powersgd")]
+    + [(way, "largest") for way in ("identity", "stc", "fetchsgd")],
 )
 def test_attacked_runs_finish_with_every_codec_and_strategy(tmp_path, way, group):
     config = replace(
@@ -120,13 +95,13 @@ def test_attacked_runs_finish_with_every_codec_and_strategy(tmp_path, way, group
     "attack", ["malformed:1,how=garbage", "infinity:1,value=inf", "abstention:1"]
 )
 def test_one_byzantine_client_of_200_loses_only_its_own_update(tmp_path, attack):
-    config = replace(BYZANTINE, clients=200, attack=attack, out=out(tmp_path, "run"))
+    config = replace(BYZANTINE, clients=200, rounds=2, attack=attack, out=out(tmp_path, "run"))
     simulate(config)
     (byzantine,) = {r["client"] for line in rounds_of(config.out) for r in line["rejections"]}
     assert [
         (line["accepted"], [r["client"] for r in line["rejections"]])
         for line in rounds_of(config.out)
-    ] == [(199, [byzantine])] * 3
+    ] == [(199, [byzantine])] * 2
     assert all(
         r["stage"] == "reply" and r["reason"]
         for line in rounds_of(config.out)
@@ -166,14 +141,14 @@ def test_rejections_are_in_the_summary_and_the_metrics(tmp_path):
     ],
 )
 def test_a_stopped_and_resumed_attacked_run_equals_an_uninterrupted_one(tmp_path, attack, change):
-    config = replace(TINY, attack=attack, clients=10, rounds=9, checkpoint_every=4, **change)
-    assert_the_same_when_stopped(tmp_path, config, StopsAt(3), StopsAt(7))
+    config = replace(TINY, attack=attack, clients=10, rounds=6, checkpoint_every=4, **change)
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(2), StopsAt(5))
 
 
 @pytest.mark.parametrize("attack", ["alie:2,z=1+random-sign:1", "mimic:2,of=0", "low-margin:2"])
 def test_frames_do_not_depend_on_how_a_cohort_is_split(tmp_path, attack, monkeypatch):
     seen: list[list[tuple]] = []
-    for pieces in (1, 3, 100):
+    for pieces in (1, 3, 8):
         frames: list[tuple] = []
         handle = VirtualClients.handle
 
@@ -184,10 +159,11 @@ def test_frames_do_not_depend_on_how_a_cohort_is_split(tmp_path, attack, monkeyp
             return reports
 
         monkeypatch.setattr(VirtualClients, "handle", small)
-        simulate(replace(BYZANTINE, engine="serial", attack=attack, out=out(tmp_path, str(pieces))))
+        config = replace(BYZANTINE, rounds=1, engine="serial", attack=attack)
+        simulate(replace(config, out=out(tmp_path, str(pieces))))
         monkeypatch.undo()
         seen.append(sorted(frames))
-    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 3 * 8
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 8
 
 
 def test_engines_agree_on_an_attacked_run_to_rounding(tmp_path):

@@ -55,7 +55,7 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "b"), [(5, 2), (9, 3)])
 def test_byzantine_clients_do_not_change_the_model(tmp_path, n, b):
-    config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
+    config = replace(VOTING, clients=n, rounds=2, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
     for attack in (
         ATTACKS if (n, b) == (5, 2) else ("inverted:{b}", "code-aware:{b}", "malformed:{b}")
@@ -72,7 +72,7 @@ def test_byzantine_clients_do_not_change_a_model_that_learns_digits(tmp_path):
         task="digits",
         strategy="election:byzantine=4",
         partition="iid",
-        rounds=6,
+        rounds=4,
         local_steps=5,
         batch_size=20,
         lr=0.01,

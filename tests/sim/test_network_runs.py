@@ -238,8 +238,10 @@ def test_a_busy_client_starts_its_newest_assignment_when_it_has_finished(tmp_pat
     assert [left_out(o, "quorum") for o in outcomes] == [[4]] * 4
 
 
-@pytest.mark.parametrize("uplink", ["stc:density=10%", "qsgd:levels=4,damped=true"])
-@pytest.mark.parametrize("limits", [{"deadline": 1.0}, {"quorum": 0.5}])
+@pytest.mark.parametrize(
+    ("limits", "uplink"),
+    [({"deadline": 1.0}, "stc:density=10%"), ({"quorum": 0.5}, "qsgd:levels=4,damped=true")],
+)
 def test_the_update_of_a_late_client_stays_in_its_memory(
     tmp_path, monkeypatch, outcomes, limits, uplink
 ):
@@ -338,7 +340,7 @@ def test_absent_clients_are_not_drawn_or_lost_and_catch_up_with_the_model(outcom
     federation.use(timing.transport)
     federation.loop.gather = timing.gather
     gone, caught_up = 0, 0
-    for outcome in federation.loop.rounds(range(1, 60)):
+    for outcome in federation.loop.rounds(range(1, 31)):
         timing.on_round_end(outcome)
         assert 2 <= len(outcome.cohort) <= 8
         for client in outcome.cohort:
@@ -457,8 +459,8 @@ RUNS = {
     [(name, *((1, (5, 2)), (4, (3, None)))[i % 2]) for i, name in enumerate(RUNS)],
 )
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, name, stop, every):
-    config = replace(TINY, rounds=12, checkpoint_every=every, **RUNS[name])
-    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
+    config = replace(TINY, rounds=8, checkpoint_every=every, **RUNS[name])
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))
 
 
 def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
@@ -476,17 +478,17 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
 
 @pytest.mark.slow
 def test_asynchronous_clients_answer_after_the_time_of_their_network(tmp_path, outcomes):
-    where = slower(tmp_path, "10ms", "10ms", "10ms", "10ms", "1s", "2s")
-    config = replace(ALL, network=where, strategy="asynchronous:wait=0,staleness=1000", rounds=150)
+    where = slower(tmp_path, "10ms", "10ms", "10ms", "10ms", "100ms", "200ms")
+    config = replace(ALL, network=where, strategy="asynchronous:wait=0,staleness=1000", rounds=80)
     simulate(replace(config, out=out(tmp_path, "run")))
     assert all(o.simulated_s >= 0 for o in outcomes) and all(len(o.cohort) == 1 for o in outcomes)
     counts = [sum(o.cohort == [client] for o in outcomes) for client in range(6)]
-    assert min(counts[:4]) > 10 * max(counts[4:]) and all(
+    assert min(counts[:4]) > 5 * max(counts[4:]) and all(
         o.traffic.seconds[o.cohort[0]] > 0 for o in outcomes
     )
     total = sum(o.simulated_s for o in outcomes)
-    assert counts[4] == pytest.approx(total / 2.05, abs=1.5) and counts[5] == pytest.approx(
-        total / 4.05, abs=1.5
+    assert counts[4] == pytest.approx(total / 0.25, abs=1.5) and counts[5] == pytest.approx(
+        total / 0.45, abs=1.5
     )
 
 

@@ -59,7 +59,6 @@ def close(one: dict, other: dict) -> bool:
     ("uplink", "relays"),
     [
         (S2, 1),
-        ("identity", 3),
         ("identity@layer", 50),
         ("topk:density=1/4+s2:columns=40,values=int24", 3),
     ],

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from robust_rules import NAMES
 from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.sim import simulate
 
-RUN = replace(TINY, clients=10, rounds=7)
+RUN = replace(TINY, clients=10, rounds=5)
 FRONTED = [
     "trimmed-mean:1,mix=true,buckets=2",
     "multi-krum:0,keep=2,buckets=2",
@@ -17,10 +16,10 @@ FRONTED = [
 ]
 
 
-@pytest.mark.parametrize("strategy", [*NAMES, FRONTED[0]])
+@pytest.mark.parametrize("strategy", ["multi-krum", "centered-clipping", FRONTED[0]])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, strategy):
     config = replace(RUN, strategy=strategy)
-    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(5))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(4))
 
 
 @pytest.mark.slow
@@ -39,17 +38,17 @@ def test_digits_are_learned(tmp_path, strategy, uplink, least):
     config = RunConfig(
         clients=10,
         participation=1.0,
-        rounds=12,
+        rounds=6,
         strategy=strategy,
         uplink=uplink,
-        eval_every=12,
+        eval_every=6,
         lr=0.2,
         downlink="stc:density=10%",
-        checkpoint_every=12,
+        checkpoint_every=6,
         out=out(tmp_path, "run"),
     )
     summary = simulate(config)
-    assert summary.accuracy > least and summary.client_updates == 120
+    assert summary.accuracy > least and summary.client_updates == 60
     assert summary.dense_uplink_bytes > 5 * summary.uplink_bytes
 
 
@@ -114,6 +113,7 @@ def test_rejected_byzantine_clients_count_among_the_f(tmp_path, strategy, attack
     summary = simulate(
         replace(
             RUN,
+            rounds=2,
             clients=9,
             participation=1.0,
             strategy=strategy,
@@ -121,5 +121,5 @@ def test_rejected_byzantine_clients_count_among_the_f(tmp_path, strategy, attack
             out=out(tmp_path, "run"),
         )
     )
-    assert summary.client_updates == 6 * RUN.rounds
+    assert summary.client_updates == 6 * 2
     assert all(record["rejected"] == 3 for record in rounds_of(out(tmp_path, "run")))

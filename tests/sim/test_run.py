@@ -85,7 +85,7 @@ def test_a_run_writes_the_documented_files(tmp_path):
 
 
 def test_the_tiny_task_is_learned_with_compression_in_both_directions(tmp_path):
-    summary = simulate(replace(TINY, rounds=60, out=out(tmp_path, "run")))
+    summary = simulate(replace(TINY, rounds=20, out=out(tmp_path, "run")))
     assert summary.accuracy > 0.85
     assert summary.dense_uplink_bytes / summary.uplink_bytes > 6
 
@@ -103,7 +103,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
 
 @pytest.mark.parametrize(
     ("stop", "every"),
-    [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(3, 4), 4), (StopsAt(4), 1), (StopsAt(5), 4)],
+    [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(3, 4), 4), (StopsAt(5), 4)],
 )
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
@@ -134,7 +134,7 @@ def test_after_a_failed_checkpoint_a_run_can_be_resumed(tmp_path, monkeypatch, c
 
 @pytest.mark.deploy
 def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(tmp_path):
-    config = replace(TINY, rounds=90, eval_every=30)
+    config = replace(TINY, rounds=70, eval_every=30)
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
 
@@ -142,7 +142,7 @@ def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(tmp_path):
         return RunConfig(**inherited_options(folder), out=str(folder), resume=True)
 
     kills = 0
-    for after in (8, 24, 48):
+    for after in (4, 14, 28):
         process = FORKS.Process(
             target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),)
         )
@@ -213,13 +213,13 @@ def test_virtual_clients_that_missed_rounds_download_the_same_as_real_ones(tmp_p
         participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
     federation = partitioned(rules, clients=40)
-    outcomes = list(federation.loop.rounds(range(1, 61)))
+    outcomes = list(federation.loop.rounds(range(1, 31)))
     simulate(
         replace(
             TINY,
             clients=40,
             participation=0.15,
-            rounds=60,
+            rounds=30,
             engine="serial",
             partition="iid",
             batch_size=10,
@@ -408,26 +408,24 @@ def test_a_run_with_a_deleted_checkpoint_is_not_started_again(tmp_path):
     assert len(rounds_of(out(tmp_path, "run"))) == 2
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda text: "", lambda text: text[:-50], lambda text: "{}\n" + text]
-)
-def test_damaged_metrics_raise_an_error_before_the_first_round(tmp_path, damage):
+def test_damaged_metrics_raise_an_error_before_the_first_round(tmp_path):
     simulate(replace(TINY, rounds=3, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(UserError, match="metrics.jsonl is damaged"):
-        simulate(replace(TINY, rounds=6, out=out(tmp_path, "run"), resume=True))
+    text = path.read_text()
+    for damaged in ("", text[:-50], "{}\n" + text):
+        path.write_text(damaged)
+        with pytest.raises(UserError, match="metrics.jsonl is damaged"):
+            simulate(replace(TINY, rounds=6, out=out(tmp_path, "run"), resume=True))
 
 
-@pytest.mark.parametrize(
-    "values", ["", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n']
-)
-def test_a_damaged_engine_choice_in_the_config_raises_an_error(tmp_path, values):
+def test_a_damaged_engine_choice_in_the_config_raises_an_error(tmp_path):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "config.toml"
-    path.write_text(path.read_text().split("[resolved]")[0] + f"[resolved]\n{values}")
-    with pytest.raises(UserError, match="resolved"):
-        simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
+    options = path.read_text().split("[resolved]")[0]
+    for values in ("", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n'):
+        path.write_text(f"{options}[resolved]\n{values}")
+        with pytest.raises(UserError, match="resolved"):
+            simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
 
 
 def test_a_run_is_not_resumed_on_another_type_of_device(tmp_path):

@@ -141,7 +141,7 @@ def test_drift_is_smaller_than_that_of_averaging(tmp_path):
         participation=1.0,
         partition="classes:1",
         rounds=8,
-        local_steps=100,
+        local_steps=30,
         lr=0.1,
         uplink="identity",
         downlink="identity",

@@ -33,8 +33,8 @@ UPLINKS = [
     ("stop", "every", "uplink"), [((1, 2), 1, 0), ((5, 8), 4, 1), ((4, None), 1, 2)]
 )
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, stop, every, uplink):
-    config = replace(RUN, uplink=UPLINKS[uplink], rounds=9, checkpoint_every=every)
-    assert_the_same_when_stopped(tmp_path, config, StopsAfter(*stop), StopsAt(7))
+    config = replace(RUN, uplink=UPLINKS[uplink], rounds=7, checkpoint_every=every)
+    assert_the_same_when_stopped(tmp_path, config, StopsAfter(*stop), StopsAt(6))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine, candi
 
 @pytest.mark.slow
 def test_the_tiny_task_is_learned(tmp_path):
-    summary = simulate(replace(RUN, rounds=60, partition="iid", out=out(tmp_path, "run")))
+    summary = simulate(replace(RUN, rounds=20, partition="iid", out=out(tmp_path, "run")))
     assert summary.accuracy > 0.85
 
 
