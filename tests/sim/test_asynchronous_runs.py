@@ -35,15 +35,13 @@ def test_stored_answers_keep_the_learning_rate_of_their_round(tmp_path):
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, None), StopsAt(6))
 
 
-@pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_client_that_fails_while_a_run_is_stopped_is_rejected_after_the_resume(tmp_path, engine):
+def test_a_client_that_fails_while_a_run_is_stopped_is_rejected_after_the_resume(tmp_path):
     config = replace(
         RUN,
         rounds=12,
         task=TINY.task.replace(":task", ":one_is_nan"),
         partition="iid",
         local_epochs=1,
-        engine=engine,
     )
     simulate(replace(config, out=out(tmp_path, "whole")))
     lines = rounds_of(out(tmp_path, "whole"))
