@@ -143,7 +143,7 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
 
 
 def test_threads_add_many_bits_in_place_also_with_a_stride():
-    numel, before = 2**19 + 77, torch.get_num_threads()
+    numel, before = 2**21 + 77, torch.get_num_threads()
     x, into, (high, low) = normal(numel), torch.zeros(2 * numel), normal(2, 3).numpy()
     raw, at = bits.read_bits(bits.signs(x), numel), np.arange(numel) % 3
     torch.set_num_threads(2)

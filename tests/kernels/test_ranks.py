@@ -40,7 +40,7 @@ def test_the_order_of_the_rows_changes_no_bit(m):
 
 
 def test_a_wide_stack_is_divided_among_threads():
-    stack = np.random.default_rng(0).standard_normal((3, (1 << 19) + 77)).astype(np.float32)
+    stack = np.random.default_rng(0).standard_normal((3, (2 << 20) + 77)).astype(np.float32)
     assert np.array_equal(sums.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
 
 

@@ -68,7 +68,7 @@ def test_any_votes_are_tallied_like_sums(m, numel, draw, seed):
 
 @pytest.mark.parametrize(("m", "threads"), [(15, 3), (17, 1), (17, 3)])
 def test_large_votes_do_not_depend_on_the_number_of_threads(m, threads):
-    numel, before = 2**20 + 77, torch.get_num_threads()
+    numel, before = 2**22 + 77, torch.get_num_threads()
     flags = drawn(m, numel)
     packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int32)
     torch.set_num_threads(threads)
