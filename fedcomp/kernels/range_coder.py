@@ -204,9 +204,10 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """List all bits of numbers, except the leading bit of each number.
+    """Return the positions of all bits of some numbers, except the leading bit of each number.
 
-    Return two arrays with one entry per bit: the index of the number that contains the bit, and the position of the bit in this number.
+    `lengths`: the number of bits of each number. Return two arrays with one entry per bit: the index of the number that contains the bit,
+    and the position of the bit in this number, where 0 is the lowest bit.
     """
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)

@@ -165,7 +165,7 @@ def unpack_rows(
     lengths: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode m codes.
+    """Decode m codes, one for each row of positions.
 
     Return the positions of all rows, concatenated, and whether each code is valid, bool [m]. The positions of an invalid code are
     undefined.

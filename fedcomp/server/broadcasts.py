@@ -199,7 +199,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Free the cached downloads."""
+        """Clear the cache of downloads."""
         self._downloads.clear()
 
     def dense(self) -> Download:

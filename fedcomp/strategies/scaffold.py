@@ -9,7 +9,7 @@ are the control variates of client i and of the server. Then
 The sums are over the clients S of the round, and N is the number of all clients. The server broadcasts the vector [w; v], and a client
 sends [Δw; Δv_i], with the model weights w. Here v = u·c and v_i = u·c_i are scaled control variates, with u = the run's learning rate times
 the number of local steps. Weights and scaled control variates have values of similar size, so they share a codec and a memory. The codec
-may send only a part of Δv_i; the rest stays in the residual of client i for later rounds. Therefore, c differs from the mean of the c_i by
+may send only a part of Δv_i; the rest stays in the residual of client i for later rounds. Therefore, v differs from the mean of the v_i by
 the mean of these residuals. Client i stores v_i. The traffic equals that of `average` with a model twice as large.
 """
 
