@@ -28,6 +28,7 @@ class FlowerStage:
     def __init__(self, folder: Path):
         self.folder, self.started = folder, []
         self.port = free_port()
+        self.node_options: list[str] = []
         self.environment = os.environ | {
             "PYTHONPATH": str(HERE.parent),
             "PYTHONUNBUFFERED": "1",
@@ -70,9 +71,11 @@ class FlowerStage:
         return link
 
     def node(self, partition: int, name: str = "") -> subprocess.Popen:
+        """Start a SuperNode. All SuperNodes of a stage have the same port, so only one of them may run at a time."""
+        self.node_options = self.node_options or processes.supernode_options(self.folder / "home")
         config = f"partition-id={partition} num-partitions=2"
         where = ["--superlink", f"127.0.0.1:{self.port}"]
-        where += processes.supernode_options(self.folder / "home")
+        where += self.node_options
         return self.start(
             name or f"node{partition}",
             "flower-supernode",
@@ -100,10 +103,6 @@ class FlowerStage:
         assert answer["success"], answer
         return answer
 
-    def log(self, run: str) -> str:
-        """Return the log of a run."""
-        return self.answer("flwr", "log", run, "here", "--show")
-
     def answer(self, name: str, *words: str) -> str:
         done = subprocess.run(
             [SCRIPTS / name, *words],
@@ -115,11 +114,6 @@ class FlowerStage:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def status(self) -> str:
-        """Return the status of the only run, such as "finished:completed"."""
-        (run,) = self.flwr("ls", "here")["runs"]
-        return run["status"]
 
     def end(self, process: subprocess.Popen) -> None:
         """Kill a process and its descendants."""

@@ -13,7 +13,7 @@ import fedcomp
 from fedcomp.cli.main import app
 from fedcomp.deployment.flower import processes
 
-TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
+TASK = ("--task", f"{Path(__file__).with_name('momentum_task.py')}:task")
 RUN = ("--clients", "1", "--participation", "1", "--insecure", *TASK)
 
 
@@ -32,7 +32,8 @@ def test_an_interrupted_run_over_flower_gives_the_same_model_as_a_simulation(tmp
         started = set().union(*(children(command.process.pid) for command in (server, client)))
         assert len(started) >= 2
         for command in (server, client):
-            assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
+            command.send(signal.SIGINT)
+        assert [command.end() for command in (server, client)] == [128 + signal.SIGINT] * 2
         assert gone(started), f"processes of Flower still run: {commands(started)}"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         client = here.client(0, "--insecure", *TASK, *flower)
