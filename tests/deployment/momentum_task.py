@@ -1,4 +1,4 @@
-"""Two clouds of points with a training loop that keeps a momentum, without torch.optim, which imports torch's compiler for a second or two."""
+"""Two clouds of points with a training loop that keeps momentum. torch.optim would import torch's compiler, which takes over a second."""
 
 import torch
 from tiny_task import model, two_clouds

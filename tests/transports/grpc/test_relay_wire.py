@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from grpc_ends import assignment, report
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wire import TEXTS, read, same, sent_as, typed, values
 
@@ -89,6 +89,7 @@ def test_encoded_entries_are_decoded_unchanged(kind_and_rows):
         assert relay_wire.decode_entry(kind, reader) == rows[0]
 
 
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(SEQUENCES, values(Assignment).filter(lambda a: a.client >= 0)), max_size=4),
     st.floats(allow_nan=False),
@@ -109,6 +110,7 @@ def test_an_encoded_joined_client_is_decoded_unchanged(connection, presence):
     assert number == connection and same(got, presence)
 
 
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(
