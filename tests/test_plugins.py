@@ -61,43 +61,16 @@ PACKAGE = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Return a function that runs a program in a Python with the installed package `theirs` and returns its output."""
-    folder = install(tmp_path_factory.mktemp("site"), "theirs", **PACKAGE)
-    install(folder, "copy", codecs=["plain = theirs:Plain", "twice = theirs:Takes4"])
-    (folder / "theirs.py").write_text(MODULE)
-    path = os.pathsep.join([str(folder), *sys.path])
-
-    def run(program: str) -> list[str]:
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    return run
-
-
-@pytest.mark.deploy
-def test_a_run_can_use_plugins_of_each_kind(run, tmp_path):
-    program = f"""
+USES = """
 import sys, fedcomp
 from fedcomp.sim.attacks import attacks
 fedcomp.codec("stc"), fedcomp.available_tasks(), attacks("inverted:1")
 print("theirs" in sys.modules)
 run = fedcomp.simulate("points", uplink="plain", memory="kept", strategy="mean-of-all", attack="turned:1",
-    rounds=1, clients=4, participation=1.0, engine="serial", plain=True, out="{tmp_path}/run")
+    rounds=1, clients=4, participation=1.0, engine="serial", plain=True, out="run")
 print(run.config.uplink, run.config.memory, run.config.strategy, run.config.attack)
 """
-    early, *_, last = run(program)
-    assert early == "False" and last == "plain kept mean-of-all turned:1"
-
-
-@pytest.mark.deploy
-def test_a_plugin_replaces_no_builtin_and_errors_name_a_broken_plugin(run):
-    program = """
+ERRORS = """
 import warnings, fedcomp
 from fedcomp.codecs.stc import STC
 print(type(fedcomp.codec("stc")) is STC)
@@ -112,7 +85,36 @@ with warnings.catch_warnings(record=True) as heard:
 print("plain" in listed, "gone" in listed, len(heard))
 print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
 """
-    builtin, takes4, gone, other, twice, unknown, listed, warned = run(program)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> tuple[list[str], list[str]]:
+    """Return the lines printed by USES and by ERRORS. One Python with the installed package `theirs` runs both."""
+    folder = install(tmp_path_factory.mktemp("site"), "theirs", **PACKAGE)
+    install(folder, "copy", codecs=["plain = theirs:Plain", "twice = theirs:Takes4"])
+    (folder / "theirs.py").write_text(MODULE)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{USES}\nprint('errors:')\n{ERRORS}"],
+        cwd=tmp_path_factory.mktemp("runs"),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    middle = lines.index("errors:")
+    return lines[:middle], lines[middle + 1 :]
+
+
+@pytest.mark.deploy
+def test_a_run_can_use_plugins_of_each_kind(printed):
+    early, *_, last = printed[0]
+    assert early == "False" and last == "plain kept mean-of-all turned:1"
+
+
+@pytest.mark.deploy
+def test_a_plugin_replaces_no_builtin_and_errors_name_a_broken_plugin(printed):
+    builtin, takes4, gone, other, twice, unknown, listed, warned = printed[1]
     assert builtin == "True" and listed == "True False 5"
     assert twice == (
         "twice: the entry point 'twice' of fedcomp.codecs is provided by the package copy and the package theirs; uninstall one of them"

@@ -13,7 +13,7 @@ import fedcomp
 from fedcomp.cli.main import app
 from fedcomp.deployment.flower import processes
 
-TASK = ("--task", f"{Path(__file__).with_name('momentum_task.py')}:task")
+TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
 RUN = ("--clients", "1", "--participation", "1", "--insecure", *TASK)
 
 
