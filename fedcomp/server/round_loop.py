@@ -121,7 +121,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # only `assignments` refers to them now
+            self.broadcasts.release_downloads()  # `assignments` still refers to them
             ends = phase.completion or completion
             exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
