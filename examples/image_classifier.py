@@ -2,8 +2,8 @@
 
     python examples/image_classifier.py
 
-The running statistics of BatchNorm are not averaged over clients. The server computes these statistics from training examples before each
-evaluation.
+The running statistics of BatchNorm are not averaged over clients. Before each evaluation, the server computes these statistics from
+training examples.
 """
 
 from sklearn.datasets import load_digits

@@ -3,7 +3,7 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains only the matrices B (FFA-LoRA, Sun et al. 2024), so averaging is exact and clients send half as much.
+`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024): the mean is exact, and clients send half as much.
 """
 
 import copy

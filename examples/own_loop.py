@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 def train(model: nn.Module, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if "optimizer" in round.state:  # saved in the last round in which this client took part
+    if "optimizer" in round.state:  # saved by this client in its previous round
         optimizer.load_state_dict(round.state["optimizer"])
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     total, correct = 0.0, 0

@@ -2,7 +2,7 @@
 
     python examples/own_model.py
 
-Replace the class `Network` and the arrays for `train` and `test` by your own.
+Replace the class `Network` and the arrays `train` and `test` with your own.
 """
 
 import torch
@@ -13,7 +13,7 @@ import fedcomp
 
 
 class Network(nn.Module):
-    """A convolutional network from images [B, 1, 8, 8] to scores [B, 10]."""
+    """A convolutional network that maps images [B, 1, 8, 8] to scores [B, 10]."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Train a regression model, which is evaluated by its loss and a metric of the task instead of an accuracy.
+"""Train a regression model, which is evaluated by its loss and the mean absolute error instead of an accuracy.
 
 python examples/regression.py
 """

@@ -1,4 +1,4 @@
-"""Train a model with two inputs, an image and a table of numbers, which are passed by keyword.
+"""Train a model with two inputs, an image and a row of numbers, which are passed by keyword.
 
 python examples/two_inputs.py
 """
@@ -11,7 +11,7 @@ import fedcomp
 
 
 class Network(nn.Module):
-    """A network from images [B, 1, 8, 8] and tables of numbers [B, 2] to scores [B, 10]."""
+    """A network that maps images [B, 1, 8, 8] and rows of numbers [B, 2] to scores [B, 10]."""
 
     def __init__(self):
         super().__init__()
