@@ -2,15 +2,16 @@
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-`accumulate` checks, decodes and adds one frame. `open_batch` checks and decodes 100 frames together, as the server does in a round. PyTorch
-adds the dense vectors, which are already in memory. Times are medians; the methods are timed in turn.
+`accumulate` checks, decodes and adds the frames one by one. `open_batch` checks, decodes and adds 100 frames together, as the server does
+in a round. `add_` is PyTorch's sum of the dense vectors, which are already in memory. Times are medians over repeats; each repeat times
+every row once.
 """
 
 import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 import torch  # noqa: E402
 from timing import medians  # noqa: E402

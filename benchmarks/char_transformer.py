@@ -8,8 +8,8 @@ DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (f
 among the clients. For each seed, SparseLoCo and DiLoCo start from the same pre-trained weights, as in the DiLoCo paper, and have the same
 batches. With `--pretraining 0`, both methods start from random weights. SparseLoCo has no outer momentum. The default outer learning rate 7
 of SparseLoCo is the effective rate 0.7 / (1 − 0.9) of DiLoCo with momentum 0.9. The program prints the loss on part of the test windows
-after pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the program stops at a checkpoint;
-started again, it continues there.
+after pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the program stops at a checkpoint. If
+it is started again, it continues from this checkpoint.
 """
 
 import argparse

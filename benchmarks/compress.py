@@ -4,7 +4,8 @@
 
 The row `copy` copies a vector into existing memory. The row `torch` is the usual PyTorch implementation of STC (add, abs, topk, where); it
 does not encode its result into bytes. The other rows encode an update with fedcomp (`propose`) and store the new residual (`commit`). Times
-are medians; the rows are timed in turn. The column `extra memory` is the growth of the peak memory, measured in a separate process.
+are medians over repeats; each repeat times every row once. The column `extra memory` is the growth of the peak memory, measured in a
+separate process.
 """
 
 import argparse

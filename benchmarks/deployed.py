@@ -35,7 +35,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-# largest number of clients in a process; each client has a connection and an open state file
+# largest number of clients in a process, because each client needs two open files: a connection and a state file
 MAX_HOSTED = 5000
 PORT_BYTES = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
@@ -236,13 +236,13 @@ class Federation:
             time.sleep(0.1)
 
     def check_server(self) -> bool:
-        """Return whether the server still runs, or exit with its output if it failed."""
+        """Return whether the server still runs. If it failed, exit and print its output."""
         if self.server.poll():
             raise SystemExit((self.folder / "server.txt").read_text())
         return self.server.poll() is None
 
     def check(self) -> bool:
-        """Return whether the server still runs, or exit with the output of a server or client that failed."""
+        """Return whether the server still runs. If the server or a client failed, exit and print its output."""
         for name, process in self.hosts.items():
             if process.poll():
                 raise SystemExit((self.folder / f"{name}.txt").read_text())

@@ -2,9 +2,9 @@
 
     python benchmarks/footprint.py [--repeats 11]
 
-Times are medians; the commands are timed in turn. The installed size includes fedcomp and the packages that it requires without extras.
-torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model of 7,850
-parameters, compared with a process that has only imported torch.
+Times are medians over repeats; each repeat times every command once. The installed size includes fedcomp and the packages that it requires
+without extras. torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model
+of 7,850 parameters, compared with a process that has only imported torch.
 """
 
 import argparse

@@ -11,7 +11,7 @@ batch of the same examples, whose speed is an upper limit. The benchmark prints:
 - the peak memory per additional client;
 - the largest relative distance of an update from that of the serial engine.
 
-By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa.
+By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa. This increases the distances of float32 updates.
 
 The benchmark then times the compression of a stack of updates, counts how often the host waits for the device, and tests training with too
 little memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device cpu), the
@@ -43,9 +43,9 @@ from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-# Maximum relative distance of an update from serial training, if rounding makes max-pooling select another pixel.
+# Maximum relative distance of an update from serial training. It is large, because rounding can make max-pooling select another pixel.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-# Maximum median distance in float32: max-pooling selects another pixel only for a few clients.
+# Maximum median of this distance over clients in float32. It is smaller, because max-pooling selects another pixel only for a few clients.
 MEDIAN_TOLERANCE = 1e-3
 
 

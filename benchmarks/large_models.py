@@ -17,7 +17,7 @@ all of them. Uplink and downlink use the same codec. Rounds between the first an
 import argparse
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 import torch
 from rival_models import cifar10_plain_cnn

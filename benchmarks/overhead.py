@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402

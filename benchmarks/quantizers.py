@@ -3,8 +3,8 @@
     python benchmarks/quantizers.py --numel 25_000_000
 
 The row `copy` copies the vector into existing memory. Encoding times include checking the vector and computing the frame's checksum;
-decoding times include checking the frame and allocating a vector. Times are medians; the rows are timed in turn. The column `entropy` is
-the entropy of the quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
+decoding times include checking the frame and allocating a vector. Times are medians over repeats; each repeat times every row once. The
+column `entropy` is the entropy of the quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
 """
 
 import argparse

@@ -81,7 +81,7 @@ def main() -> None:
     options.add_argument("--lr", type=float, default=0.05)
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--evaluate-every", type=int, default=0)
-    options.add_argument("--bf16", action="store_true", help="pfl's amp_dtype")
+    options.add_argument("--bf16", action="store_true", help="train in bfloat16 (pfl's amp_dtype)")
     args = options.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)

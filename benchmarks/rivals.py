@@ -6,9 +6,10 @@ The workloads are logistic regression on MNIST with 200 clients per round, and t
 of 200 clients per round. Each client trains 5 steps with batches of 20. Every row of the table is a separate process with the same data,
 shards, steps and threads. The first round of a process is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions,
 error feedback and checkpoints. The loops and torch.func.vmap only train the clients of a round. `one big batch` trains one model on the
-same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, in which its
-worker processes start. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine
-(rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each.
+same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, because the
+rounds in which its worker processes start are not counted. The other simulators are pfl (rival_pfl.py), which --install installs into
+FOLDER, and Flower's Ray engine (rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of
+torchrun with one thread each.
 """
 
 import argparse
@@ -26,12 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 HERE = Path(__file__).resolve().parent
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DENSITY = "stc:density=1/400"
-WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, during which its worker processes start
+WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, since rounds in which its worker processes start are not counted
 
 
 @dataclass(frozen=True)

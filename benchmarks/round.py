@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 from local_sgd import examples, seconds  # noqa: E402
 

@@ -4,15 +4,15 @@
 
 The torch row `int8 added up` adds the votes one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum over the stack of votes,
 [voters, elements], in int64 by default. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. The torch rows do not
-decide ties, and their stack is already in memory. Times are medians; the rows are timed in turn. --processor-time shows processor time,
-which depends less on other load.
+decide ties, and their stack is already in memory. Times are medians over repeats; each repeat times every row once. --processor-time shows
+processor time, which depends less on other load.
 """
 
 import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep early
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

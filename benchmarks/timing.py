@@ -1,4 +1,4 @@
-"""Timing for the other benchmarks: the compared functions are called in turn."""
+"""Timing for the other benchmarks. Each repeat calls every compared function once, so that other load affects all functions alike."""
 
 import statistics
 import time
@@ -20,9 +20,10 @@ def medians(
     repeats: int,
     before: Callable[[], object] = lambda: None,
 ) -> dict[Key, Times]:
-    """Call the functions in turn, `repeats` times, and return the median times of each.
+    """Return the median times of each function over `repeats` repeats, each of which calls every function once.
 
-    The first call of each function, which may compile, is not counted. `before` is called before each call, and its time is not counted.
+    An additional first call of each function, which may compile, is not counted. `before` is called before each call; its time is not
+    counted.
     """
     wall_s: dict[Key, list[float]] = {key: [] for key in functions}
     processor_s: dict[Key, list[float]] = {key: [] for key in functions}
