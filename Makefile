@@ -1,9 +1,9 @@
-# Everything is installed into .venv.
+# All packages are installed into the virtual environment .venv, which is made with this Python.
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
-# Tests start many interpreters. Without .pyc files, each of them would compile the package again.
+# Allow .pyc files. Tests start many interpreters, and without .pyc files each interpreter would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test ci style quick-tests all-tests coverage record docs clean
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
-# There are twice as many test workers as cores, so each worker computes on one thread.
+# There are up to twice as many test workers as cores (tests/conftest.py), so each worker computes on one thread.
 check test ci coverage record: export HF_HUB_OFFLINE := 1
 check test ci coverage record: export OMP_NUM_THREADS := 1
 check test ci coverage record: export RAY_USAGE_STATS_ENABLED := 0
@@ -30,7 +30,7 @@ test: .venv/.dev
 ci: .venv/.dev
 	+$(MAKE) --no-print-directory --jobs style coverage
 
-# Runs in parallel with the tests, which wait for processes part of the time.
+# Style is checked while the tests run, because the tests do not use all cores while they wait for processes.
 style:
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
@@ -42,7 +42,7 @@ quick-tests:
 all-tests:
 	$(PYTEST)
 
-# Run all tests with branch coverage, without that of processes that tests start. Fails below `fail_under` in pyproject.toml.
+# Run all tests and measure branch coverage, but not in processes that tests start. Fail if it is below `fail_under` in pyproject.toml.
 coverage: export COVERAGE_FILE := $(CURDIR)/.coverage
 coverage: .venv/.dev
 	.venv/bin/python -m coverage erase
@@ -50,7 +50,7 @@ coverage: .venv/.dev
 	.venv/bin/python -m coverage combine --quiet
 	.venv/bin/python -m coverage report
 
-# Rewrite tests/golden/runs.json, the frames and models that tests/test_recorded_runs.py expects.
+# Rewrite tests/golden/runs.json, which contains the frames and models that tests/test_recorded_runs.py expects.
 record: .venv/.dev
 	PYTHONPATH=tests .venv/bin/python tests/recorded_runs.py
 
@@ -59,8 +59,8 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/.docs
 	.venv/bin/python -m mkdocs build --strict
 
-# .venv/.sim, .venv/.dev and .venv/.docs are stamp files of the installed extras. Packages are compiled by compileall, which uses all cores
-# and skips folders of which tests and commands import nothing or little. Python compiles what it imports from them.
+# .venv/.sim, .venv/.dev and .venv/.docs are stamp files of the installed extras. The last step compiles packages on all cores.
+# It skips folders from which tests and commands import little or nothing; Python compiles such modules when it imports them.
 NOT_COMPILED := tests|pip|setuptools|mypyc?|debugpy|fontTools|networkx|torchvision|pygments/lexers|transformers/models
 NOT_COMPILED := $(NOT_COMPILED)|ray/(data|llm|rllib|serve|train|tune)|torch/(_inductor|onnx|testing)
 .venv/.%: pyproject.toml constraints.txt

@@ -18,7 +18,7 @@ nox.options.error_on_missing_interpreters = False
 
 @nox.session(python=PYTHONS)
 def newest(session: nox.Session) -> None:
-    """Run the quick tests with the newest dependencies that pip finds, without constraints.txt."""
+    """Run the quick tests with the newest dependencies that pip finds, ignoring constraints.txt."""
     session.install(".[dev]")
     session.run("python", "-m", "pytest", "--quick", *session.posargs, env=ONE_THREAD)
 

@@ -1,4 +1,4 @@
-"""EF-signSGD: with error feedback, signSGD converges where it did not converge before.
+"""EF-signSGD: with error feedback, signSGD also converges on problems on which plain signSGD does not converge.
 
 Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
 """

@@ -69,7 +69,7 @@ def _choice(measured: MethodResult) -> str:
 
 
 def edges(results: Results) -> str:
-    """Return a sentence that lists the best choices at an end of their grid, or "" if there are none."""
+    """Return a sentence that lists the methods whose best choice is the first or the last of its grid, or "" if there are none."""
     names = [
         f"{name} ({choice_text(m.choice)})"
         for name, m in results.items()

@@ -1,7 +1,7 @@
 """Install fedcomp, editable and with an extra, into the environment that runs this script: `python scripts/install.py dev`.
 
-uv installs in a tenth of pip's time. It does not read pip's configuration, so the package indexes that pip is configured with are passed to
-it. If uv cannot be installed or fails, pip installs the packages.
+The script installs with uv, which takes a tenth of pip's time. uv does not read pip's configuration, so the script passes it pip's package
+indexes. If uv cannot be installed or fails, pip installs the packages.
 """
 
 import ast
@@ -35,7 +35,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def install_with_uv(arguments: list[str]) -> bool:
-    """Return whether uv installed the packages."""
+    """Install the packages with uv. Return whether this succeeded."""
     if subprocess.run([*PIP, "install", "--quiet", "uv"]).returncode != 0:
         return False
     settings = pip_settings()

@@ -1,8 +1,8 @@
 """Build a release from a clean checkout and test it. Run `python scripts/release.py`, then run it again with --tag.
 
-The script checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. The script builds sdist
-and wheel into dist/, installs the wheel into an empty environment, and simulates two rounds there. With `--tag`, it tags the commit. The
-script pushes and uploads nothing.
+The script checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. It builds sdist and wheel
+into dist/, installs the wheel into an empty environment, and simulates two rounds there. With `--tag`, the script also tags the commit. It
+never pushes or uploads.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def check_tree(root: Path, tag: str) -> None:
 
 
 def build(root: Path, out: Path) -> Path:
-    """Empty the folder `out`, build sdist and wheel into this folder, and return the wheel's path."""
+    """Delete the folder `out`, build sdist and wheel into it, and return the wheel's path."""
     shutil.rmtree(out, ignore_errors=True)
     _run(sys.executable, "-m", "build", "--outdir", out, root)
     (wheel,) = out.glob("*.whl")
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables without PYTHON*, so that the empty environment does not import modules of this checkout."""
+    """Return the environment variables without PYTHON*, so that programs do not import modules of this checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
