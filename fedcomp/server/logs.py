@@ -20,10 +20,9 @@ from datetime import UTC, datetime
 from io import RawIOBase
 from typing import Any, Self
 
-from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, values_of
+from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, for_json, values_of
 from ..config import expand_home
 from ..errors import ConfigError
-from .run_folder import finite
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
@@ -77,7 +76,7 @@ class JsonLog(Callback):
         """Append a line. Raises OSError."""
         moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds")
         moment = moment.replace("+00:00", "Z")
-        self._add(json.dumps({"time": moment, "event": event} | finite(values), allow_nan=False))
+        self._add(json.dumps({"time": moment, "event": event} | for_json(values), allow_nan=False))
 
     # The hooks of `Callback`.
 
