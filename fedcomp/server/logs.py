@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, for_json, values_of
 from ..config import expand_home
-from ..errors import ConfigError
+from ..errors import ConfigError, os_errors
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
@@ -53,15 +53,10 @@ class JsonLog(Callback):
             self._add = functools.partial(print, file=sys.stdout, flush=True)
             self._ends.enter_context(redirect_stdout(sys.stderr))
             return self
-        try:
-            file = self._ends.enter_context(
-                expand_home(self.where, "--log-json").open("ab", buffering=0)
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"--log-json {self.where} cannot be written ({error.strerror}); give a file in an existing "
-                "folder"
-            ) from error
+        found = f"--log-json {self.where} cannot be written"
+        with os_errors(ConfigError, found, "give a file in an existing folder"):
+            file = expand_home(self.where, "--log-json").open("ab", buffering=0)
+        self._ends.enter_context(file)
         self._add = functools.partial(_append, file)
         return self
 
