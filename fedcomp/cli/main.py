@@ -36,8 +36,7 @@ app = command_group(
 
 @app.callback(invoke_without_command=True)
 def fedcomp(
-    context: typer.Context,
-    version: bool = switch("--version", "Print the version."),
+    context: typer.Context, version: bool = switch("--version", "Print the version.")
 ) -> None:
     """Federated learning with compressed updates. Byte counts are the lengths of the messages that were sent, not estimates."""
     if version:
@@ -251,8 +250,7 @@ app.add_typer(server, name="server")
 @bench.command("codecs")
 def bench_codecs(
     numel: str | None = option(
-        "N",
-        "Compress a random vector of N normally distributed values. Default: 1M.",
+        "N", "Compress a random vector of N normally distributed values. Default: 1M."
     ),
     task: str | None = option(
         None, "Compress a model update of this task instead of a random vector."

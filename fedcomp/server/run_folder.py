@@ -27,14 +27,7 @@ from ..callbacks import (
     Summary,
     values_of,
 )
-from ..config import (
-    RUN_FILE,
-    RunConfig,
-    first_difference,
-    flag,
-    read_run,
-    settings,
-)
+from ..config import RUN_FILE, RunConfig, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
 from ..out_folder import OutFolder
 from ..tasks import OBJECT
