@@ -1,5 +1,6 @@
 """The base class of callbacks, and the data that a run passes to callbacks. Dashboards and log files are callbacks."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -199,7 +200,7 @@ class Summary(EvaluatedRecord):
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
     """Return the fields of a record by name, for JSON files. Metrics and times on the virtual network are left out if there are none."""
-    values = {name: _plain(value) for name, value in vars(record).items()}
+    values = for_json(record)
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
             values.pop(name, None)
@@ -209,16 +210,20 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
-    """Return the value with dataclasses replaced by dicts of their fields. Dataclasses in fields of other dataclasses are not replaced.
+def for_json(value: Any) -> Any:
+    """Return `value` for JSON: dicts of fields in place of dataclasses, and None (null) in place of NaN and infinity.
 
     Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
     """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, int | str):
+        return value
     if is_dataclass(value):
-        return dict(vars(value))
+        value = vars(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+        return {key: for_json(item) for key, item in value.items()}
+    return [*map(for_json, value)] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ Ctrl-C exits with 130.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedcompError(Exception):
@@ -134,6 +135,15 @@ class CheckpointError(FedcompError):
 
 
 INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+@contextmanager
+def os_errors(error_class: type[FedcompError], found: str, advice: str) -> Iterator[None]:
+    """Replace an OSError in the `with` block by an error of fedcomp, whose message is `found`, the system's reason, and `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise error_class(f"{found} ({error.strerror}); {advice}") from error
 
 
 SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name

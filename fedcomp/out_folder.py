@@ -3,12 +3,11 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from . import durable_files
 from .config import expand_home
-from .errors import RunFolderError
+from .errors import RunFolderError, os_errors
 
 
 class OutFolder:
@@ -68,14 +67,9 @@ class OutFolder:
                 number += 1
                 self.path = default.with_name(f"{default.name}-{number}")
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunFolderError(
-                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can be written"
-            ) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        advice = "give a folder that can be written"
+        return os_errors(RunFolderError, f"--out {self.path} cannot be written", advice)
 
     def _replace(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises RunFolderError."""

@@ -140,6 +140,8 @@ class RunDisplay(Callback):
     # Record of the round with the highest accuracy, or with the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     totals: Totals = field(default_factory=Totals)
+    # (round, accuracy or loss) of each round with a finite value, for curves.
+    points: list[tuple[int, float]] = field(default_factory=list)
     # Clock times at which the most recent rounds ended. The first entry may be the time at which the run started.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
@@ -178,6 +180,8 @@ class RunDisplay(Callback):
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
+        if (value := self.judged(record)) is not None and isfinite(value):
+            self.points.append((record.round, value))
         best = self.merit(self.best) if self.best else None
         if (merit := self.merit(record)) is not None and (best is None or merit > best):
             self.best = record
@@ -196,6 +200,12 @@ class RunDisplay(Callback):
         """Return the accuracy of a round, or the loss if the task has no accuracy."""
         by_accuracy = self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
+
+
+def evenly_spaced(count: int, max_count: int) -> list[int]:
+    """Return evenly spaced indices from 0 to `count` − 1, including both ends: at most `max_count` + 1 indices."""
+    step = -(-count // max_count)
+    return [*range(0, count - 1, step), count - 1]
 
 
 def facts(header: Header) -> list[tuple[str, str]]:

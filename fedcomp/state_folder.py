@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import durable_files
-from .errors import CheckpointError, UserError
+from .errors import CheckpointError, UserError, os_errors
 
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
@@ -53,12 +53,9 @@ class StateFolder:
 
     def save(self, kept: Kept, name: str = FILE) -> None:
         """Replace the stored state and flush it to disk. If the disk is full, raise CheckpointError and keep the previous state."""
-        try:
+        advice = "the previous state is intact: free disk space, and start the client again"
+        with os_errors(CheckpointError, f"--state-dir {self.path} cannot be written", advice):
             durable_files.replace(self.path / name, packed(kept), 0o600)
-        except OSError as error:
-            found = f"--state-dir {self.path} cannot be written ({error.strerror})"
-            advice = "the previous state is intact: free disk space, and start the client again"
-            raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
         """Return the stored vectors and byte strings by name, or {} if nothing was saved yet.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import __version__, spec
 from ..codecs import Codec, available_codecs, codec
-from ..errors import UserError
+from ..errors import UserError, os_errors
 from ..formatting import NOTHING, human_bytes
 from ..layout import Layout
 from ..tasks import initial_model, load
@@ -170,16 +170,8 @@ def bench(
         title = f"{vector.description}; {device}, {threads} threads, medians of {repeats}"
         print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
     if picture is not None:
-        write_file(picture, "--picture", chart(vector.description, rows))
-
-
-def write_file(path: Path, flag: str, text: str) -> None:
-    """Write `text` to the file `path`, which the user gave with the option `flag`. Raises UserError."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        why = f"{flag} {path} cannot be written ({error.strerror})"
-        raise UserError(f"{why}; name another file") from None
+        with os_errors(UserError, f"--picture {picture} cannot be written", "name another file"):
+            picture.write_text(chart(vector.description, rows), encoding="utf-8")
 
 
 def _cells(row: CodecMeasurement) -> list[str]:

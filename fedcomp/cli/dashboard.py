@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from math import isfinite
 from threading import Lock
 from time import monotonic
 from typing import Self
@@ -64,7 +63,6 @@ class Dashboard(RunDisplay):
         self.console = console or Console(file=sys.stdout, highlight=False)
         self._screen = ExitStack()  # the context of a spinner, and later of the live dashboard
         self._entered = False
-        self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
         self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates
@@ -123,8 +121,6 @@ class Dashboard(RunDisplay):
             super().on_round_end(record)
             self._running = (0, 0)
             self._records.append(record)
-            if (judged := self.judged(record)) is not None and isfinite(judged):
-                self._points.append((record.round, judged))
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
     def on_warning(self, sentence: str) -> None:
@@ -203,7 +199,7 @@ class Dashboard(RunDisplay):
         if height < 3:
             return []
         if height < 6:
-            return curve(self._points, judged, width, height)
+            return curve(self.points, judged, width, height)
         title = Text.assemble((judged, "bold"))
         if best:
             latest = next((r for r in reversed(self._records) if self.merit(r) is not None), best)
@@ -215,7 +211,7 @@ class Dashboard(RunDisplay):
             if spread:
                 more += f", worst decile {metric(judged, spread.worst_decile)}"
             title.append(more, LABEL)
-        return [title, *curve(self._points, judged, width, height - 1)]
+        return [title, *curve(self.points, judged, width, height - 1)]
 
     def verdict(self) -> Panel:
         """Return the results of an ended run as a panel with a border."""

@@ -156,10 +156,11 @@ def client(
 ) -> None:
     """Take part in a federation until its run is over. The client executes no code that the server sends."""
 
-    def stop_message(cause: str) -> str:
-        return f"{cause}; the state of this client is stored in its state folder; repeat the command to continue"
-
-    with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
+    stored = (
+        "the state of this client is stored in its state folder; repeat the command to continue"
+    )
+    stop = stoppable(lambda cause: f"{cause}; {stored}")
+    with stop, message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
             meaning = "--partitions is the number of partitions of the data"
@@ -249,12 +250,8 @@ def relay(
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
-    def stop_message(cause: str) -> str:
-        return (
-            f"{cause}; repeat the command to continue, and the clients will reconnect to the relay"
-        )
-
-    with stoppable(stop_message), message_log(log_json) as report:
+    advice = "repeat the command to continue, and the clients will reconnect to the relay"
+    with stoppable(lambda cause: f"{cause}; {advice}"), message_log(log_json) as report:
         target = relay_target(server, enrolment, insecure)
         host = host or (LOOPBACK if insecure else "0.0.0.0")
         RelayProcess(target, host, port, report, patience_s=patience, stay=stay).run()

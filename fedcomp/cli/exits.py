@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import math
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import click
 import typer
@@ -115,37 +116,6 @@ def _usage(error: click.UsageError) -> str:
     return f"{message}; see {error.ctx.command_path if error.ctx else 'fedcomp'} --help"
 
 
-class Signals:
-    """A context manager in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
-
-    `received` is the number of the last received signal, or None. While `ignoring` is set, signals have no effect.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.ignoring = False
-        self._raised_s = float("-inf")
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in END_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now_s = time.monotonic()
-        if self.ignoring or now_s - self._raised_s < BURST_S:
-            return
-        self.received = number
-        self._raised_s = now_s
-        raise KeyboardInterrupt
-
-
 @contextmanager
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
@@ -155,18 +125,33 @@ def stoppable(
     A signal or a failed write to standard output ends the block and the command. Before the command ends, `stop_message(cause)` is
     printed on standard error. The exit status is 128 plus the number of the signal, or OUTPUT_LOST if standard output cannot be written.
     """
-    with Signals() as signals:
-        try:
-            with screen or nullcontext():
-                try:
-                    yield
-                finally:
-                    signals.ignoring = True  # a signal must not interrupt the clean-up
-        except (KeyboardInterrupt, OSError) as error:
-            lost, number = output_lost(error), signals.received
-            if isinstance(error, KeyboardInterrupt):
-                number = number or signal.SIGINT
-            if not (number or lost):
-                raise
-            print_error(stop_message("interrupted" if number else f"{lost}: stopped"))
-            raise typer.Exit(128 + number if number else OUTPUT_LOST) from None
+    received = 0  # number of the last signal
+    ignored_until_s = -math.inf
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal received, ignored_until_s
+        if (now_s := time.monotonic()) >= ignored_until_s:
+            received, ignored_until_s = number, now_s + BURST_S
+            raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in END_SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
+            signal.signal(number, on_signal)
+    try:
+        with screen or nullcontext():
+            try:
+                yield
+            finally:
+                ignored_until_s = math.inf  # a signal must not interrupt the clean-up
+    except (KeyboardInterrupt, OSError) as error:
+        lost = output_lost(error)
+        if isinstance(error, KeyboardInterrupt):
+            received = received or signal.SIGINT
+        if not (received or lost):
+            raise
+        print_error(stop_message("interrupted" if received else f"{lost}: stopped"))
+        raise typer.Exit(128 + received if received else OUTPUT_LOST) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

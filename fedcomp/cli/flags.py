@@ -61,8 +61,10 @@ Device = Annotated[
 ]
 
 
-def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that adds the options of a run to `command(…, **flags)`.
+def with_run_flags(
+    without: Collection[str] = (), panel: str | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of a run to `command(…, **flags)`. In the help, `panel` is the heading of its own options.
 
     The added options are --config, and one option for each field of RunConfig that is not in `without`. Each option is parsed as a list of
     values, except for boolean flags. `run_values` decides which options may have more than one value.
@@ -78,6 +80,8 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
 
     def decorate(command: Command) -> Command:
         parameters = list(inspect.signature(command).parameters.values())[:-1]
+        for parameter in parameters:
+            parameter.default.rich_help_panel = panel
         signature = inspect.Signature([*parameters, *options, _parameter("config", str, file)])
         vars(command)["__signature__"] = signature
         command.__annotations__ = {}

@@ -66,10 +66,8 @@ def init(
 
     folder = expand_home(out, "--out")
 
-    def stop_message(cause: str) -> str:
-        return f"{cause}; {f'{folder} is complete' if folder.exists() else 'no keys were made'}"
-
-    with stoppable(stop_message):
+    complete, none = f"{folder} is complete", "no keys were made"
+    with stoppable(lambda cause: f"{cause}; {complete if folder.exists() else none}"):
         hosts = keys.make(folder, clients, host or (), days, port)
     enrolments = f"{clients} enrolment file{'s' * (clients > 1)}"
     print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {enrolments}.\n")

@@ -26,8 +26,6 @@ from .comparison.alternatives import (
 from .exits import command_group, print_help, stoppable
 from .flags import option, switch
 
-# Headings of option groups in --help.
-COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
@@ -38,8 +36,7 @@ app = command_group(
 
 @app.callback(invoke_without_command=True)
 def fedcomp(
-    context: typer.Context,
-    version: bool = switch("--version", "Print the version."),
+    context: typer.Context, version: bool = switch("--version", "Print the version.")
 ) -> None:
     """Federated learning with compressed updates. Byte counts are the lengths of the messages that were sent, not estimates."""
     if version:
@@ -49,30 +46,25 @@ def fedcomp(
 
 
 @app.command("sim")
-@flags.with_run_flags()
+@flags.with_run_flags(panel="Comparison")
 def simulation(
     target_accuracy: str | None = option(
-        "ACCURACY",
-        "Report the rounds and bytes needed to reach this accuracy, such as 90%.",
-        panel=COMPARISON_PANEL,
+        "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."
     ),
     side_by_side: str | None = option(
         "[auto|N]",
         "Number of compared runs that are executed at the same time; auto = one per CPU core if each run uses one core, otherwise one.",
-        panel=COMPARISON_PANEL,
     ),
     baseline: bool | None = option(
         None,
         "Add an uncompressed run named dense to the comparison. Compression ratios are then relative to this run. "
         "By default, this run is added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
-        panel=COMPARISON_PANEL,
     ),
     dry_run: bool | None = option(
         None,
         "Do not train; print the number of parameters, the sizes of encoded updates, and the bytes that the run would send.",
         "--dry-run",
-        panel=COMPARISON_PANEL,
     ),
     **run_flags: Any,
 ) -> None:
@@ -258,8 +250,7 @@ app.add_typer(server, name="server")
 @bench.command("codecs")
 def bench_codecs(
     numel: str | None = option(
-        "N",
-        "Compress a random vector of N normally distributed values. Default: 1M.",
+        "N", "Compress a random vector of N normally distributed values. Default: 1M."
     ),
     task: str | None = option(
         None, "Compress a model update of this task instead of a random vector."
@@ -322,12 +313,11 @@ def bench_sim(
 
 
 @server.command("start")
-@flags.with_run_flags(without=SIMULATION_ONLY)
+@flags.with_run_flags(without=SIMULATION_ONLY, panel="The server's port")
 def start(
     port: int | None = option(
         "N",
         "Port to listen on; 0 = any free port.",
-        panel=PORT_PANEL,
         shown=deployment_commands.PORT,
         min=0,
         max=65_535,
@@ -335,21 +325,14 @@ def start(
     host: str | None = option(
         "HOST",
         "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
-        panel=PORT_PANEL,
     ),
-    keys: str | None = option(
-        "DIR", "Folder of keys, written by fedcomp keys init.", panel=PORT_PANEL, shown=KEYS
-    ),
+    keys: str | None = option("DIR", "Folder of keys, written by fedcomp keys init.", shown=KEYS),
     insecure: bool | None = option(
-        None,
-        "Serve without TLS and keys, for a trial on one machine.",
-        "--insecure",
-        panel=PORT_PANEL,
+        None, "Serve without TLS and keys, for a trial on one machine.", "--insecure"
     ),
     transport: str | None = option(
         None,
         f"Transport of the messages: {deployment_commands.TRANSPORT_HELP}.",
-        panel=PORT_PANEL,
         shown="grpc",
         click_type=deployment_commands.TRANSPORTS,
     ),

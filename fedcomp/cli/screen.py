@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from ..run_display import GAP
+from ..run_display import GAP, evenly_spaced
 
 REFRESHES_PER_SECOND = 5
 # Colours of medium lightness, readable on dark and on light backgrounds.
@@ -97,8 +97,7 @@ def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: 
         empty = ["│"] * rows + ["└" + "─" * (width - 1)]
         empty[rows // 2] += f"no {judged} yet".center(width - 1)
         return [Text(line.rstrip(), LABEL) for line in empty]
-    stride = -(-len(points) // MAX_POINTS)
-    points = [*points[:-1:stride], points[-1]]
+    points = [points[i] for i in evenly_spaced(len(points), MAX_POINTS)]
     low, high, digits = _bounds([value for _, value in points])
     labels = {
         row: f"{100 * value:.{digits}f} %" if judged == "accuracy" else f"{value:.4g}"

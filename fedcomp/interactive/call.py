@@ -3,10 +3,10 @@
 import dataclasses
 import os
 from collections.abc import Mapping
-from inspect import Parameter, Signature
+from inspect import Signature
 from pathlib import Path
 from threading import RLock
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,12 +135,8 @@ def _interrupt_message(display: RunDisplay, task: Task | None) -> str:
 def _signature() -> Signature:
     """Return the signature of `simulate` with every option as a parameter, for help() and code completion."""
     task, progress, _ = Signature.from_callable(simulate).parameters.values()
-    hints = get_type_hints(RunConfig)
-    options = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in dataclasses.fields(RunConfig)
-        if f.name != "task"
-    ]
+    fields = Signature.from_callable(RunConfig).parameters.values()
+    options = [p.replace(kind=p.KEYWORD_ONLY) for p in fields if p.name != "task"]
     return Signature([task, progress, *options], return_annotation=Run)
 
 

@@ -1,6 +1,5 @@
 """Displays of simulations started from Python: a progress bar in a terminal, ten lines in a log, or a chart in a notebook."""
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from rich.text import Text
 from ..callbacks import Callback, CallbackList, Header, RoundRecord, Summary
 from ..errors import ConfigError
 from ..formatting import decimal, duration, metric, one_line
-from ..run_display import RunDisplay, rejections, verdict
+from ..run_display import RunDisplay, evenly_spaced, rejections, verdict
 
 LOG_LINES = 10  # number of progress lines that a run prints to a log
 BAR_WIDTH = 24  # width of the progress bar, in characters
@@ -145,7 +144,6 @@ class NotebookDisplay(ProgressDisplay):
         self._display = display
         self._next_s = 0.0
         self._handle: Any = None  # handle of the notebook output, or None before the first output
-        self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
         self._final_text = ""  # text that says why the run ended early
@@ -168,9 +166,6 @@ class NotebookDisplay(ProgressDisplay):
 
     def on_round_end(self, record: RoundRecord) -> None:
         super().on_round_end(record)
-        value = self.judged(record)
-        if value is not None and math.isfinite(value):
-            self._points.append((record.round, value))
         self._show_if_due()
 
     def on_warning(self, sentence: str) -> None:
@@ -214,10 +209,9 @@ class NotebookDisplay(ProgressDisplay):
 
     def _curve(self) -> str:
         """Return an <svg> element with the curve of accuracy or loss over rounds."""
-        if len(self._points) < 2:
+        if len(self.points) < 2:
             return ""
-        stride = -(-len(self._points) // MAX_POINTS)
-        points = [*self._points[:-1:stride], self._points[-1]]
+        points = [self.points[i] for i in evenly_spaced(len(self.points), MAX_POINTS)]
         low, high = min(value for _, value in points), max(value for _, value in points)
         first, last = points[0][0], points[-1][0]
         across = (WIDTH - MARGIN - 4) / (last - first)

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from .. import durable_files
 from ..config import keys_command
 from ..durable_files import flush, write_new
-from ..errors import KeysError
+from ..errors import KeysError, os_errors
 from . import certificates
 from .certificates import CURVE, certificate_pem, private_key_pem, read_certificate
 from .connection import join_address
@@ -62,7 +62,8 @@ def make(
             f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
             f"{keys_command(folder, 'add')}"
         )
-    with _writing(f"--out {folder}", "give a folder that can be written"):
+    advice = "give a folder that can be written"
+    with os_errors(KeysError, f"--out {folder} cannot be written", advice):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # mkdtemp makes the folder with mode 0700.
         partial = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
@@ -280,7 +281,7 @@ class _State:
 def _locked(folder: str | Path) -> Iterator[_State]:
     """Lock a folder of keys and yield its registry. Raises KeysError if a file cannot be read or written."""
     folder = keys_folder(folder)
-    with _writing(f"--keys {folder}", "make it writable"):
+    with os_errors(KeysError, f"--keys {folder} cannot be written", "make it writable"):
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -348,11 +349,3 @@ def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path
         renew = keys_command(folder, "renew", "server")
         raise KeysError(f"{folder / SERVER_CRT} {when}: {renew}")
     return folder / SERVER_CRT, folder / SERVER_KEY
-
-
-@contextmanager
-def _writing(what: str, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise KeysError(f"{what} cannot be written ({error.strerror}); {remedy}") from error

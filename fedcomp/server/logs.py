@@ -20,10 +20,9 @@ from datetime import UTC, datetime
 from io import RawIOBase
 from typing import Any, Self
 
-from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, values_of
+from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, for_json, values_of
 from ..config import expand_home
-from ..errors import ConfigError
-from .run_folder import finite
+from ..errors import ConfigError, os_errors
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
@@ -54,15 +53,10 @@ class JsonLog(Callback):
             self._add = functools.partial(print, file=sys.stdout, flush=True)
             self._ends.enter_context(redirect_stdout(sys.stderr))
             return self
-        try:
-            file = self._ends.enter_context(
-                expand_home(self.where, "--log-json").open("ab", buffering=0)
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"--log-json {self.where} cannot be written ({error.strerror}); give a file in an existing "
-                "folder"
-            ) from error
+        found = f"--log-json {self.where} cannot be written"
+        with os_errors(ConfigError, found, "give a file in an existing folder"):
+            file = expand_home(self.where, "--log-json").open("ab", buffering=0)
+        self._ends.enter_context(file)
         self._add = functools.partial(_append, file)
         return self
 
@@ -77,7 +71,7 @@ class JsonLog(Callback):
         """Append a line. Raises OSError."""
         moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds")
         moment = moment.replace("+00:00", "Z")
-        self._add(json.dumps({"time": moment, "event": event} | finite(values), allow_nan=False))
+        self._add(json.dumps({"time": moment, "event": event} | for_json(values), allow_nan=False))
 
     # The hooks of `Callback`.
 

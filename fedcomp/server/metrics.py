@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..callbacks import Callback, ClientMetric, ClientRecord, Header, PortFigures, RoundRecord
-from ..errors import ConfigError
+from ..errors import ConfigError, os_errors
 
 HOST = "127.0.0.1"
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
@@ -224,13 +224,9 @@ def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
 
     Raises ConfigError if the port cannot be opened.
     """
-    try:
+    found = f"--metrics-port {port}: the port cannot be opened on {HOST}"
+    with os_errors(ConfigError, found, "give another port, or 0 for a free one"):
         server, thread = start_http_server(port, HOST, registry)
-    except OSError as error:
-        raise ConfigError(
-            f"--metrics-port {port}: the port cannot be opened on {HOST} ({error.strerror}); give another port, or 0 for "
-            "a free one"
-        ) from error
     try:
         yield f"http://{HOST}:{server.server_port}/metrics"
     finally:

@@ -8,10 +8,8 @@ checkpoint/        the state from which --resume continues (server/checkpoint.py
 """
 
 import json
-import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +27,7 @@ from ..callbacks import (
     Summary,
     values_of,
 )
-from ..config import (
-    RUN_FILE,
-    RunConfig,
-    first_difference,
-    flag,
-    read_run,
-    settings,
-)
+from ..config import RUN_FILE, RunConfig, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
 from ..out_folder import OutFolder
 from ..tasks import OBJECT
@@ -76,7 +67,7 @@ class RunFolder(OutFolder):
     def append(self, record: RoundRecord) -> int:
         """Append the record of a round to metrics.jsonl. Return the new size of the file in bytes."""
         with self._writing(), open(self.path / METRICS, "ab") as file:
-            file.write((json.dumps(finite(values_of(record))) + "\n").encode())
+            file.write((json.dumps(values_of(record)) + "\n").encode())
             return file.tell()
 
     def records(self) -> list[RoundRecord]:
@@ -103,7 +94,7 @@ class RunFolder(OutFolder):
             durable_files.flush(temporary)
 
     def write_summary(self, summary: Summary) -> None:
-        self._replace(SUMMARY, json.dumps(finite(values_of(summary)), indent=2) + "\n")
+        self._replace(SUMMARY, json.dumps(values_of(summary), indent=2) + "\n")
 
 
 def read_records(path: Path) -> list[RoundRecord]:
@@ -172,12 +163,3 @@ def _folder_label(task: str) -> str:
     if task.startswith(OBJECT):
         return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
     return Path(task.partition(":")[0]).stem.strip("-") or "task"
-
-
-def finite(value: Any) -> Any:
-    """Return `value` for JSON, with None (null) in place of NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(finite, value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -31,7 +31,7 @@ import numpy as np
 
 from .. import seeds, spec
 from ..config import expand_home
-from ..errors import ConfigError, SpecError, nearest
+from ..errors import ConfigError, SpecError, nearest, os_errors
 from ..kernels import philox
 
 CHUNK = 1024  # number of periods for which a client's absences are drawn together
@@ -257,13 +257,12 @@ def read_profiles(text: str, clients: int) -> Profiles:
     Raises ConfigError, which names the line and the column of an error.
     """
     path = expand_home(text, "--network")
+    unreadable = os_errors(
+        ConfigError, f"--network {text} cannot be read", "give a readable CSV file"
+    )
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with unreadable, path.open(encoding="utf-8-sig", newline="") as file:
             return _profiles(f"--network {text}", csv.reader(file, strict=True), clients)
-    except OSError as error:
-        raise ConfigError(
-            f"--network {text} cannot be read ({error.strerror}); give a readable CSV file"
-        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--network {text} is not a CSV file in UTF-8 ({error}); save the file as comma-separated lines in UTF-8"

@@ -115,7 +115,7 @@ def test_a_notebook_is_updated_at_most_four_times_a_second(tmp_path):
 def test_the_cell_of_a_long_run_stays_small():
     page = NotebookDisplay(Cells())
     page.header = SimpleNamespace(judged="accuracy")
-    page._points = [(i, i / 10_000) for i in range(1, 10_001)]
+    page.points = [(i, i / 10_000) for i in range(1, 10_001)]
     points = re.search(r'points="([^"]+)"', page._curve()).group(1).split()
     assert len(points) <= MAX_POINTS + 1
 

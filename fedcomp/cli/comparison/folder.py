@@ -24,7 +24,7 @@ from ...config import (
     inherited_options,
     read_toml,
 )
-from ...errors import RunFolderError
+from ...errors import RunFolderError, os_errors
 from ...out_folder import OutFolder
 from ..results import parse_accuracy
 from .alternatives import Alternative
@@ -127,12 +127,10 @@ class ComparisonFolder(OutFolder):
 
     def write_comparison(self, values: Mapping[str, Any]) -> None:
         """Write comparison.json. Raises RunFolderError."""
-        try:
-            text = json.dumps(values, indent=2) + "\n"
-            durable_files.replace(self.path / COMPARISON, [text.encode()], 0o666)
-        except OSError as error:
-            found = f"{self.path / COMPARISON} cannot be written ({error.strerror})"
-            raise RunFolderError(f"{found}; free disk space, then give --resume") from error
+        file, text = self.path / COMPARISON, json.dumps(values, indent=2) + "\n"
+        advice = "free disk space, then give --resume"
+        with os_errors(RunFolderError, f"{file} cannot be written", advice):
+            durable_files.replace(file, [text.encode()], 0o666)
 
 
 def _shown(value: Any) -> str:

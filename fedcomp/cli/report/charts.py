@@ -9,6 +9,7 @@ import numpy as np
 
 from ...callbacks import RoundRecord
 from ...formatting import decimal, duration, human_bytes, percent
+from ...run_display import evenly_spaced
 from ...runs import Group, Run
 from ..results import Result
 from . import svg
@@ -212,8 +213,8 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     x, y = x[valid], y[:, valid]
     middle, low, high = y.mean(0).tolist(), y.min(0).tolist(), y.max(0).tolist()
     x = x.tolist()
-    drawn = _every(len(x), MAX_SEGMENTS)
-    shown = _every(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
+    drawn = evenly_spaced(len(x), MAX_SEGMENTS)
+    shown = evenly_spaced(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
     step = max(len(shown) // MARKERS_PER_LINE, 1)
     # Start the markers of each curve at a different point, so that the markers do not overlap.
     marked = set(shown[entry.style * step // lines :: step])
@@ -225,12 +226,6 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     line = [(x[i], middle[i]) for i in drawn]
     band = [(x[i], low[i], high[i]) for i in drawn] if len(runs) > 1 and len(drawn) > 1 else ()
     return svg.Series(entry.name, entry.style, points, line, band)
-
-
-def _every(count: int, max_count: int) -> list[int]:
-    """Return evenly spaced indices from 0 to `count` − 1, including both ends: at most `max_count` + 1 indices."""
-    step = -(-count // max_count)
-    return [*range(0, count - 1, step), count - 1]
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ... import __version__, durable_files
 from ...config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, flag, read_toml
-from ...errors import FedcompError, RunFolderError, UserError
+from ...errors import FedcompError, RunFolderError, UserError, os_errors
 from ...formatting import NOTHING, duration, metric, percent, three_digits
 from ...runs import NEUTRAL_OPTIONS, Group, Run, load
 from ...runs import groups as groups_of
@@ -68,13 +68,10 @@ def write(
 ) -> None:
     """Write the report on groups of runs. `failed` maps the folder of each failed run to its error message. Raises RunFolderError."""
     text = html(groups, target, failed)
-    try:
+    with os_errors(RunFolderError, f"{page} cannot be written", "give another --out"):
         page.parent.mkdir(parents=True, exist_ok=True)
         # The umask further restricts the file mode 0o666.
         durable_files.replace(page, [text.encode()], 0o666)
-    except OSError as error:
-        found = f"{page} cannot be written ({error.strerror})"
-        raise RunFolderError(f"{found}; give another --out") from error
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
