@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from fedcomp.runs import Run
 
 IN_WORDS = "–"  # stands in place of the paper's number if a claim has no number
-CAVEAT = "Processors round sums differently, so the verdict on a claim that holds or fails by a small margin can differ between machines."
+CAVEAT = (
+    "Different processors round sums differently. If a claim holds or fails by a small margin, "
+    "the result can therefore differ on another machine."
+)
 Options = Mapping[str, Any]  # maps fields of RunConfig to the options of a run
 # Alternative options of a method, such as learning rates; the best alternative is used.
 Choices = Sequence[Options]
