@@ -28,11 +28,9 @@ U64 = struct.Struct("=Q")
 # of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 FROZEN_S, MAX_FROZEN = 10.0, 32  # see `PortTraffic.cut_frozen`
-# Linux's socket options that add a packet filter to a socket and remove it, and filters of one instruction. The filter `return 0` drops
-# packets, and `return 1` removes the data of packets but keeps their TCP headers.
+# Linux's socket options that add a packet filter to a socket and remove it, and a filter of one instruction that drops all packets.
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
-DROP_DATA = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 1))
 Peer = tuple[str, int]  # address and port
 
 
@@ -199,15 +197,16 @@ class PortTraffic:
             self._clients.pop(peer, None)
 
     def freeze(self, peer: Peer | None) -> None:
-        """Discard all data that arrives on a connection from now on, but do not shut the connection down.
+        """Discard all packets that arrive on a connection from now on, but do not shut the connection down.
 
         When a connection ends, gRPC converts its unfinished request headers to Python objects, and the event loop stops meanwhile. If many
-        connections that flood the port with headers were cut at once, `floods` would be called too late for the others.
+        connections that flood the port with headers ended at once, `floods` would be called too late for the others. This is why the
+        packet with which the client ends the connection is discarded, too.
         """
         self.find(peer)
         if peer in self._live:
             self._frozen[peer] = time.monotonic()
-            self._discard(peer, _drop_data)
+            self._discard(peer, _drop_packets)
 
     def cut_frozen(self) -> bool:
         """Cut the oldest frozen connection if it is time. Return whether it was cut.
@@ -237,7 +236,7 @@ class PortTraffic:
                     if accepting:
                         listening.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
                     else:
-                        _attach_filter(listening, DROP)
+                        _attach_drop_filter(listening)
         self._accepting = accepting
 
     def _discard(self, peer: Peer, stop: Callable[[socket.socket], None]) -> None:
@@ -340,14 +339,14 @@ def _shut_down(connection: socket.socket) -> None:
     connection.shutdown(socket.SHUT_RDWR)
 
 
-def _drop_data(connection: socket.socket) -> None:
-    """Let the kernel drop the data of received packets, or shut the connection down if the kernel has no packet filters."""
+def _drop_packets(connection: socket.socket) -> None:
+    """Let the kernel drop the packets that arrive, or shut the connection down if the kernel has no packet filters."""
     try:
-        _attach_filter(connection, DROP_DATA)
+        _attach_drop_filter(connection)
     except OSError:
         _shut_down(connection)
 
 
-def _attach_filter(connection: socket.socket, instruction: ctypes.Array[ctypes.c_char]) -> None:
-    program = struct.pack("HP", 1, ctypes.addressof(instruction))
+def _attach_drop_filter(connection: socket.socket) -> None:
+    program = struct.pack("HP", 1, ctypes.addressof(DROP))
     connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

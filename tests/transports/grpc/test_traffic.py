@@ -66,6 +66,15 @@ def test_a_frozen_connection_still_sends(flooded):
     assert client.recv(100) == b"last words"
 
 
+def test_the_peer_cannot_end_a_frozen_connection(flooded):
+    traffic, accepted, client, peer = flooded
+    wait_for_floods(traffic)
+    traffic.freeze(peer)
+    client.close()
+    time.sleep(0.1)
+    assert not is_cut(accepted)
+
+
 def test_a_frozen_connection_of_a_kernel_without_packet_filters_is_cut(flooded, monkeypatch):
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.SO_ATTACH_FILTER", -1)
     traffic, accepted, _, peer = flooded
