@@ -48,14 +48,11 @@ class Admission:
         if self.settings.credentials is None or keys is None:
             return
         stream.key = peer_key(stream.context.auth_context()["x509_pem_cert"][0])
-        stream.relay_id = keys.relay_of_hash(stream.key.hash)
-        if stream.relay_id is not None:
-            return
-        client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is "" if the key was accepted just after `id_of_hash`
-            reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
-            raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
-        self._identify(stream, client)
+        client, stream.relay_id, reason = keys.find(stream.key.hash)
+        if client is not None:
+            self._identify(stream, client)
+        elif stream.relay_id is None:
+            raise self.refusal("key", reason, retry=bool(keys.problem))
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
         """Check the first message of a client or relay (HELLO). Raises EndStream if the client or relay is refused."""
@@ -107,9 +104,9 @@ class Admission:
             reason = f"client {client.client} is not part of this run, which has the clients 0 to {settings.clients - 1}"
         elif settings.keys is not None:
             key_hash = client.key.hash if client.key else b""
-            if settings.keys.id_of_hash(key_hash) != client.client:
-                reason = settings.keys.reason_of_hash(key_hash)
-                reason = reason or "this client showed the key of another client"
+            found = settings.keys.find(key_hash)
+            if found.client != client.client:
+                reason = found.reason or "this client showed the key of another client"
         if reason:
             self.refused["key"] += 1
             return Refused(reason, bool(settings.keys and settings.keys.problem))
@@ -123,11 +120,12 @@ class Admission:
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
+        found = keys.find(key.hash)
         if connection.relay_id is not None:
-            accepted = keys.relay_of_hash(key.hash) == connection.relay_id
+            accepted = found.relay == connection.relay_id
         else:
-            accepted = connection.client < 0 or keys.id_of_hash(key.hash) == connection.client
-        return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
+            accepted = connection.client < 0 or found.client == connection.client
+        return "" if accepted else found.reason or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
         """Count and report a connection from `host` that sends too many bytes.

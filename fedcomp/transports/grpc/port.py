@@ -438,7 +438,7 @@ class Port:
             return
         for client in [*self.pending]:
             key = self._keys.get(client)
-            if key is not None and keys.id_of_hash(key.hash) != client:
+            if key is not None and keys.find(key.hash).client != client:
                 self.pending.lose(client, EXPELLED)
         relayed = [one for one in self._joined.values() if isinstance(one, RelayedClient)]
         connections: list[Connection] = [*self._streams, *relayed]

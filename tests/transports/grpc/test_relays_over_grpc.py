@@ -114,7 +114,7 @@ def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, ser
         assert answers(server, 3) == reports(*sent)
         for client in range(3):
             key = verifier(server.transport.public_key(client))
-            assert enrolled.id_of_hash(key_hash(key)) == client
+            assert enrolled.find(key_hash(key)).client == client
 
 
 def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
