@@ -1,8 +1,8 @@
-"""The bytes that each client of a deployment sends and receives: by round for metrics.jsonl, and in total for the metrics page."""
+"""The bytes that each client of a deployment sends and receives in a round, for metrics.jsonl."""
 
 from collections.abc import Mapping
 
-from ..callbacks import ClientRecord, PortFigures
+from ..callbacks import ClientRecord
 from ..server.round_loop import RoundResult
 from ..transports.grpc import GrpcTransport, WireBytes
 
@@ -25,17 +25,6 @@ class ClientTraffic:
             return None
         before, self._taken = self._taken, report.total
         return report.total.minus(before)
-
-    def port(self) -> PortFigures:
-        """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
-        report, counts = self.transport.traffic(), self.transport.counts()
-        return PortFigures(
-            connections=counts.connections,
-            refused=counts.refused,
-            received_bytes=report.total.bytes_in if report else None,
-            sent_bytes=report.total.bytes_out if report else None,
-            by_client=dict(report.by_client) if report else {},
-        )
 
     def records(
         self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]

@@ -190,7 +190,7 @@ class Deployment:
             self.transport.open()
             exit_stack.callback(self.transport.close)
             opened(self.transport.port)
-            self.callback.on_port_open(self.by_client.port)
+            self.callback.on_port_open(self.transport.figures)
             if not self.endpoint.keys:
                 self.callback.on_warning(INSECURE.format(where=self.endpoint.address))
             self.callback.on_run_start(self._header(done + 1))

@@ -15,10 +15,11 @@ from typing import Any
 import grpc
 
 from ... import malloc
+from ...callbacks import PortFigures
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
 from ...messages import MAX_METRICS_BYTES, Farewell, Invitation, Presence
-from ...server.transport import Lost, PortCounts
+from ...server.transport import Lost
 from . import relay_wire, wire
 from .admission import EXPELLED, Admission
 from .events import AnsweredLate, Event, Joined, Left, Warned
@@ -469,15 +470,19 @@ class Port:
         """Return the port's byte counts, or None if the platform does not count bytes."""
         return self.traffic.report(self._streams)
 
-    async def counts(self) -> PortCounts:
+    async def figures(self) -> PortFigures:
         """Count the clients, relays and connections. If the platform does not list connections, count streams as connections."""
         streams, connections = len(self._streams), self.traffic.connections
-        return PortCounts(
+        report = self.traffic.report(self._streams)
+        return PortFigures(
             clients=self.clients,
-            streams=streams,
             relays=len(self._relays),
+            streams=streams,
             connections=streams if connections is None else connections,
             refused=dict(self.admission.refused),
+            received_bytes=report and report.total.bytes_in,
+            sent_bytes=report and report.total.bytes_out,
+            by_client=report.by_client if report else {},
         )
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+from ...callbacks import PortFigures
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
-from ...server.transport import Clock, Delivery, Lost, PortCounts
+from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
 from .events import Answered, AnsweredLate, Event, Joined, Left, Stopped, Summed, Warned
 from .io_loop import io_loop
@@ -63,6 +64,7 @@ class GrpcTransport:
         self._deliveries: list[Delivery] = []
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._last_traffic: TrafficReport | None = None
+        self._last_figures = PortFigures()
         self._task: Future[None] | None = None
 
     def open(self) -> None:
@@ -110,7 +112,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         if self._serving and self._task is not None:
-            self._last_traffic = self.traffic()
+            self._last_traffic, self._last_figures = self.traffic(), self.figures()
             self._call(self._port.stop)
             wait([self._task], STOP_S)
 
@@ -153,9 +155,9 @@ class GrpcTransport:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
 
-    def counts(self) -> PortCounts:
-        """Count the clients, relays and connections at the port. All numbers are 0 after the port was closed."""
-        return self._await(lambda: self._port.counts()) if self._serving else PortCounts()
+    def figures(self) -> PortFigures:
+        """Return the figures of the port, or the last figures after the port was closed. Any thread may call this method."""
+        return self._await(lambda: self._port.figures()) if self._serving else self._last_figures
 
     # Threads.
 
