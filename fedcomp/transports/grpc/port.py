@@ -489,11 +489,7 @@ class Port:
 def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | None) -> int:
     """Let a gRPC server listen at an address. Return the port's number. Raises RuntimeError if gRPC cannot open the port."""
     if credentials is None:
-        port = server.add_insecure_port(where)
-    else:
-        pair = credentials.key, credentials.certificate
-        secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
-        port = server.add_secure_port(where, secure)
-    if port == 0:  # older versions of gRPC return 0 instead of raising an error
-        raise RuntimeError("gRPC gives no reason")
-    return port
+        return server.add_insecure_port(where)
+    pair = credentials.key, credentials.certificate
+    secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
+    return server.add_secure_port(where, secure)
