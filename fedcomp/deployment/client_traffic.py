@@ -18,24 +18,19 @@ class ClientTraffic:
         # By client: the sum of the bytes in the client's earlier records.
         self._recorded: dict[int, WireBytes] = {}
 
-    def take_total(self) -> WireBytes | None:
-        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes."""
-        report = self.transport.traffic()
-        if report is None:
-            return None
-        before, self._taken = self._taken, report.total
-        return report.total.minus(before)
-
-    def records(
+    def take(
         self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]
-    ) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was drawn for the round or was sent an assignment in the round.
+    ) -> tuple[WireBytes | None, tuple[ClientRecord, ...]]:
+        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes. Also return
+        a record for each client that was drawn for the round or was sent an assignment in the round.
 
         `metrics`: by client, the metrics that the client reported.
         """
-        frames = result.traffic
+        frames, report = result.traffic, self.transport.traffic()
         rejected = {rejection.client: rejection for rejection in result.rejections}
-        report = self.transport.traffic()
+        total: WireBytes | None = None
+        if report is not None:
+            total, self._taken = report.total.minus(self._taken), report.total
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
             # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
@@ -62,4 +57,4 @@ class ClientTraffic:
                     metrics=metrics.get(client, {}),
                 )
             )
-        return tuple(records)
+        return total, tuple(records)
