@@ -109,8 +109,8 @@ class ClientSetup:
 def session_for(
     invitation: Invitation,
     setup: ClientSetup,
-    key: ec.EllipticCurvePrivateKey | None = None,
-    log: SignatureLog | None = None,
+    key: ec.EllipticCurvePrivateKey,
+    log: SignatureLog,
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session. In the session, the client starts with the state of a new client.
 
@@ -151,9 +151,8 @@ def session_for(
             "load the same parameters on the server and on every client"
         )
     if isinstance(algorithm, SealedElectionClient):
-        if key is not None:
-            ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
-            algorithm = replace(algorithm, ring=ring, options=invitation.options)
+        ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log)
+        algorithm = replace(algorithm, ring=ring, options=invitation.options)
         # The client cannot share a session, since the algorithm contains the client's own key.
         session = _new_session(config, setup, algorithm, layout)
     else:
