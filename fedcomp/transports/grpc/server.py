@@ -5,7 +5,7 @@ import queue
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
 from ...callbacks import PortFigures
@@ -20,9 +20,6 @@ from .settings import PortSettings
 from .traffic import TrafficReport
 
 WAIT_S = 60.0  # longest wait for one event; `SimpleQueue.get` does not accept inf as its timeout
-# If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports: decoding many at a time is faster.
-GATHER_ABOVE = 16
-GATHER_S = 0.002
 # Relays wait for this fraction of a phase's time limit, and then add the updates received so far.
 RELAY_FRACTION = 0.8
 STOP_S = 10.0  # time limit for the gRPC thread to answer or to end
@@ -99,8 +96,6 @@ class GrpcTransport:
         deadline = monotonic() + timeout_s
         while not self._deliveries and (remaining_s := deadline - monotonic()) > 0:
             self._handle_events(min(remaining_s, WAIT_S))
-        if self._deliveries and len(self._pending) > GATHER_ABOVE:
-            sleep(GATHER_S)
         self._handle_events(0.0)
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
