@@ -362,8 +362,11 @@ class Port:
 
     def join_relayed(self, client: RelayedClient) -> None:
         """Let a client join through a relay. If the client is refused, tell the relay to disconnect the client."""
-        if (refused := self.admission.check_relayed(client)) is not None:
-            client.close(refused)
+        try:
+            self.admission.check_relayed(client)
+        except EndStream as end:
+            assert end.refused is not None
+            client.close(end.refused)
             return
         client.relay.clients[client.client] = client
         self._join(client, client.presence)
