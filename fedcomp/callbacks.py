@@ -233,11 +233,15 @@ class PortFigures:
     Byte counts are TCP payload, or None on platforms that do not count TCP payload.
     """
 
-    connections: int  # open connections
-    refused: Mapping[str, int]  # number of refused gRPC streams by reason
-    received_bytes: int | None
-    sent_bytes: int | None
-    by_client: Mapping[int, tuple[int, int]]  # (received, sent) bytes by client id
+    clients: int = 0  # joined clients
+    relays: int = 0  # connected relays
+    streams: int = 0  # open gRPC streams
+    connections: int = 0  # open connections
+    refused: Mapping[str, int] = field(default_factory=dict)  # refused gRPC streams by reason
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    # (received, sent) bytes by client id
+    by_client: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Callback:

@@ -304,9 +304,10 @@ def enrolled(folder: Path, registry: "Registry", enrolment: "Enrolment") -> Chec
     from ..keys import key_folder as keys
     from ..keys.certificates import parse_certificate, read_certificate
 
-    if problem := registry.reason_of_hash(enrolment.key_hash):
+    id, _, problem = registry.find(enrolment.key_hash)
+    if problem:
         return refused("enrolled", problem)
-    id, found = registry.id_of_hash(enrolment.key_hash), f"client {enrolment.id} is accepted"
+    found = f"client {enrolment.id} is accepted"
     copy = f"copy {keys.CLIENTS}/{id}.toml again"
     if id != enrolment.id:
         found = f"the registry assigns this key to client {id}"

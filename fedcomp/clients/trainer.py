@@ -1,7 +1,7 @@
 """The local training of a session's clients."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_batches
 from .state import ClientState
 
 # For each client, the indices of its examples.
-Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]
+Shards = list[np.ndarray] | dict[int, np.ndarray]
 
 
 class ClientResult(NamedTuple):

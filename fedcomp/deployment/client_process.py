@@ -134,15 +134,13 @@ class Request:
     answer: Future[Any] = field(default_factory=Future)
 
 
-def _save(clients: Sequence[HostedClient]) -> dict[int, Exception]:
-    """Save the states of clients. Return the errors of the clients that could not be saved, by client id."""
-    errors: dict[int, Exception] = {}
-    for hosted in clients:
-        try:
-            hosted.client.save()
-        except Exception as error:
-            errors[hosted.id] = error
-    return errors
+def _save(client: DeployedClient) -> Exception | None:
+    """Save the state of a client. Return the error if the state could not be saved."""
+    try:
+        client.save()
+    except Exception as error:
+        return error
+    return None
 
 
 class ClientProcess:
@@ -226,13 +224,10 @@ class ClientProcess:
                 assigned.append((request, request.message))
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
-        # Save in a few large tasks, because handing a task to a thread takes longer than saving a small state.
-        hosted = [request.hosted for request, _ in assigned]
-        groups = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
-        errors = {id: error for failed in savers.map(_save, groups) for id, error in failed.items()}
-        answered = zip(assigned, reports, downlink_bytes, strict=True)
-        for (request, assignment), report, down_bytes in answered:
-            if error := errors.get(request.hosted.id):
+        errors = [*savers.map(_save, [request.hosted.client for request, _ in assigned])]
+        answered = zip(assigned, reports, errors, downlink_bytes, strict=True)
+        for (request, assignment), report, error, down_bytes in answered:
+            if error is not None:
                 request.answer.set_exception(error)
                 continue
             if report is not None:

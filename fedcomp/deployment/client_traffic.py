@@ -1,8 +1,8 @@
-"""The bytes that each client of a deployment sends and receives: by round for metrics.jsonl, and in total for the metrics page."""
+"""The bytes that each client of a deployment sends and receives in a round, for metrics.jsonl."""
 
 from collections.abc import Mapping
 
-from ..callbacks import ClientRecord, PortFigures
+from ..callbacks import ClientRecord
 from ..server.round_loop import RoundResult
 from ..transports.grpc import GrpcTransport, WireBytes
 
@@ -18,35 +18,19 @@ class ClientTraffic:
         # By client: the sum of the bytes in the client's earlier records.
         self._recorded: dict[int, WireBytes] = {}
 
-    def take_total(self) -> WireBytes | None:
-        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes."""
-        report = self.transport.traffic()
-        if report is None:
-            return None
-        before, self._taken = self._taken, report.total
-        return report.total.minus(before)
-
-    def port(self) -> PortFigures:
-        """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
-        report, counts = self.transport.traffic(), self.transport.counts()
-        return PortFigures(
-            connections=counts.connections,
-            refused=counts.refused,
-            received_bytes=report.total.bytes_in if report else None,
-            sent_bytes=report.total.bytes_out if report else None,
-            by_client=dict(report.by_client) if report else {},
-        )
-
-    def records(
+    def take(
         self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]
-    ) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was drawn for the round or was sent an assignment in the round.
+    ) -> tuple[WireBytes | None, tuple[ClientRecord, ...]]:
+        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes. Also return
+        a record for each client that was drawn for the round or was sent an assignment in the round.
 
         `metrics`: by client, the metrics that the client reported.
         """
-        frames = result.traffic
+        frames, report = result.traffic, self.transport.traffic()
         rejected = {rejection.client: rejection for rejection in result.rejections}
-        report = self.transport.traffic()
+        total: WireBytes | None = None
+        if report is not None:
+            total, self._taken = report.total.minus(self._taken), report.total
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
             # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
@@ -73,4 +57,4 @@ class ClientTraffic:
                     metrics=metrics.get(client, {}),
                 )
             )
-        return tuple(records)
+        return total, tuple(records)

@@ -106,21 +106,11 @@ class ClientSetup:
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 
-@dataclass(frozen=True)
-class HostedSession:
-    """A session of one or more clients, the clients' states, and the indices of the clients' examples."""
-
-    session: ClientSession
-    states: HostedStates
-    shards: dict[int, np.ndarray]  # by client: indices of the training examples
-    held_out: dict[int, np.ndarray]  # by client: indices of the evaluation examples
-
-
 def session_for(
     invitation: Invitation,
     setup: ClientSetup,
-    key: ec.EllipticCurvePrivateKey | None = None,
-    log: SignatureLog | None = None,
+    key: ec.EllipticCurvePrivateKey,
+    log: SignatureLog,
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session. In the session, the client starts with the state of a new client.
 
@@ -161,25 +151,26 @@ def session_for(
             "load the same parameters on the server and on every client"
         )
     if isinstance(algorithm, SealedElectionClient):
-        if key is not None:
-            ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
-            algorithm = replace(algorithm, ring=ring, options=invitation.options)
+        ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log)
+        algorithm = replace(algorithm, ring=ring, options=invitation.options)
         # The client cannot share a session, since the algorithm contains the client's own key.
-        hosted = _new_session(config, setup, algorithm, layout)
+        session = _new_session(config, setup, algorithm, layout)
     else:
         make_session = functools.partial(_new_session, config, setup, algorithm, layout)
         run = invitation.run, invitation.options
-        hosted = shared.get_or_make("session", run, make_session)
-    hosted.shards[client_id], hosted.held_out[client_id] = _shard(config, setup)
-    state = hosted.session.replica.layout
+        session = shared.get_or_make("session", run, make_session)
+    session.trainer.shards[client_id], held_out = _shard(config, setup)
+    if session.evaluator is not None:
+        session.evaluator.held_out[client_id] = held_out
+    state = session.replica.layout
     client_memory = memory(config.memory, codec(config.uplink), state.numel, state)
-    hosted.states.by_client[client_id] = ClientState(client_memory, invitation.version)
-    return client_id, hosted.session
+    session.states.by_client[client_id] = ClientState(client_memory, invitation.version)
+    return client_id, session
 
 
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
-) -> HostedSession:
+) -> ClientSession:
     """Return a new session of a run. The session has no clients yet."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
@@ -190,9 +181,7 @@ def _new_session(
     layout_of_state = algorithm.global_layout(layout)
     state = algorithm.initial_global_state(layout.gather(model))
     replica = Replica(state, layout_of_state, codec(config.downlink))
-    states = HostedStates()
-    shards: dict[int, np.ndarray] = {}
-    held_out: dict[int, np.ndarray] = {}
+    shards: dict[int, np.ndarray] = {}  # by client: indices of its training examples
     jobs, sgd = SequentialJobs(engine, frees_memory=True), LocalSGD.from_config(config)
     all_shards = _all_shards(config, setup) if algorithm.trains_on_partitions else None
     at_once = max(1, STACK_BYTES // (4 * layout_of_state.numel))
@@ -202,11 +191,11 @@ def _new_session(
     if config.clients_evaluate:
         evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
+        held_out: dict[int, np.ndarray] = {}  # by client: indices of its evaluation examples
         examples = data, shards, data if test is None else test[0].to(setup.device), held_out
         evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
-    parts = replica, states, trainer, algorithm, config.seed
-    session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator)
-    return HostedSession(session, states, shards, held_out)
+    parts = replica, HostedStates(), trainer, algorithm, config.seed
+    return ClientSession(*parts, keeps_rounds=True, evaluator=evaluator)
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndarray]] | None:

@@ -190,7 +190,7 @@ class Deployment:
             self.transport.open()
             exit_stack.callback(self.transport.close)
             opened(self.transport.port)
-            self.callback.on_port_open(self.by_client.port)
+            self.callback.on_port_open(self.transport.figures)
             if not self.endpoint.keys:
                 self.callback.on_warning(INSECURE.format(where=self.endpoint.address))
             self.callback.on_run_start(self._header(done + 1))
@@ -349,9 +349,8 @@ class Deployment:
         record = round_record(result, self.evaluator, self.loop.model, started, self.warnings)
         if self.config.relays:
             warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
-        wire = self.by_client.take_total()
         reported = {client.client: client.metrics for client in record.by_client}
-        clients = self.by_client.records(result, reported)
+        wire, clients = self.by_client.take(result, reported)
         # Count only the bytes that were sent: disconnected clients received nothing.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -95,6 +95,14 @@ class RegistryContent:
     holders: Mapping[bytes, tuple[RegistryEntry, bool]] = field(default_factory=dict, compare=False)
 
 
+class KeyStatus(NamedTuple):
+    """The id of the client or relay with a key, or the reason why the key is refused, as one sentence."""
+
+    client: int | None = None
+    relay: int | None = None
+    reason: str = ""
+
+
 class Registry:
     """The current content of registry.toml: the file is read again whenever it has changed.
 
@@ -123,19 +131,22 @@ class Registry:
         """The reason why registry.toml cannot be used, or "" if it can be used."""
         return self._current().problem
 
-    def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the client with this key hash, or None if the key is refused; see `reason_of_hash`."""
-        entry, why = self._find(key_hash)
-        return entry.id if entry and not why and not entry.relay else None
-
-    def relay_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the relay with this key hash, or None if the key is refused; see `reason_of_hash`."""
-        entry, why = self._find(key_hash)
-        return entry.id if entry and not why and entry.relay else None
-
-    def reason_of_hash(self, key_hash: bytes) -> str:
-        """Return the reason why the client or relay with this key hash is refused, as one sentence, or "" if it is accepted."""
-        return self._find(key_hash)[1]
+    def find(self, key_hash: bytes) -> KeyStatus:
+        """Return the client or relay with this key hash, or the reason why the key is refused."""
+        content, folder = self._current(), self.path.parent
+        if content.problem:
+            return KeyStatus(reason=content.problem)
+        if key_hash not in content.holders:
+            add = keys_command(folder, "add")
+            reason = f"the key of this client or relay is not in {self.path}; make a new enrolment with: {add}"
+            return KeyStatus(reason=reason)
+        entry, replaced = content.holders[key_hash]
+        if replaced:
+            reason = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {entry.file}"
+            return KeyStatus(reason=reason)
+        if reason := entry.refusal(self.now(), folder):
+            return KeyStatus(reason=reason)
+        return KeyStatus(relay=entry.id) if entry.relay else KeyStatus(client=entry.id)
 
     def enrolled(self) -> dict[int, str]:
         """Return the public keys (one OpenSSH line each) of all clients that are accepted now, by client id."""
@@ -164,21 +175,6 @@ class Registry:
             accepted = len(self.enrolled())
             log(f"{self.path} is valid again: {accepted} of its clients may join")
         return not content.problem
-
-    def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry of a key (None for an unknown key), and the reason why the key is refused ("" for an accepted key)."""
-        content, folder = self._current(), self.path.parent
-        if content.problem:
-            return None, content.problem
-        if key_hash not in content.holders:
-            add = keys_command(folder, "add")
-            why = f"the key of this client or relay is not in {self.path}; make a new enrolment with: {add}"
-            return None, why
-        entry, replaced = content.holders[key_hash]
-        if replaced:
-            why = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {entry.file}"
-            return entry, why
-        return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
         """Return the file's inode, size and modification time, or () if the file does not exist."""

@@ -212,7 +212,9 @@ class Exchange:
             self.on_report(report)
             self.traffic.uplink[client] += len(report.frame)
             if report.kind == UPDATE:
-                self._check_update(report, assignment)
+                check_update(report, assignment)
+                if self.strategy.counterpart is not None:
+                    _check_step(report, assignment)
                 return report
         except ProtocolError as error:
             self._reject(client, "reply", str(error))
@@ -222,16 +224,6 @@ class Exchange:
         else:
             self._reject_as_reported(client, report.stage, report.reason)
         return None
-
-    def _check_update(self, report: Report, assignment: Assignment) -> None:
-        check_version(report, assignment)
-        if self.strategy.counterpart is not None:
-            _check_step(report, assignment)
-        if not 1 <= report.examples <= MAX_EXAMPLES:
-            raise ProtocolError(
-                f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
-            )
-        ReportedMetrics.unpack(report.metrics)
 
     def _send_dense(self, assignment: Assignment) -> None:
         self._sent_dense.add(assignment.client)
@@ -287,6 +279,16 @@ def check_version(report: Report, assignment: Assignment) -> None:
         raise ProtocolError(
             f"the update was computed from model version {r.version[:8]}, but this round uses version {a.version[:8]}"
         )
+
+
+def check_update(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError if an update has another model version than its assignment, or invalid metrics or number of examples."""
+    check_version(report, assignment)
+    if not 1 <= report.examples <= MAX_EXAMPLES:
+        raise ProtocolError(
+            f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
+        )
+    ReportedMetrics.unpack(report.metrics)
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:

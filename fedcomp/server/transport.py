@@ -1,8 +1,8 @@
 """The interface between the round loop and the code that carries messages to clients."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..messages import Assignment, Report
@@ -30,17 +30,6 @@ class Delivery:
     arrived_s: float  # time of arrival by the transport's clock
     # Clients whose updates a relay may have added to this client's update.
     summed: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class PortCounts:
-    """The numbers of joined clients, of their gRPC streams, of relays, of open connections, and of refused streams by cause."""
-
-    clients: int = 0
-    streams: int = 0
-    relays: int = 0
-    connections: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Clock:

@@ -15,7 +15,8 @@ from ..codecs.update import Sections
 from ..config import RunConfig
 from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
-from ..messages import MAX_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
+from ..messages import UPDATE, Assignment, Report, failure
+from ..server.exchange import check_addressee, check_update
 from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
@@ -25,19 +26,13 @@ RELAY = "relay"  # `stage` of a failure if a relay cannot add an update, or if t
 
 def can_add(assignment: Assignment, report: Report) -> bool:
     """Return whether a relay may add a report's update, that is, whether the report is a valid answer to `assignment`."""
-    a, r = assignment, report
     try:
-        ReportedMetrics.unpack(r.metrics)
+        check_addressee(report, assignment)
+        check_update(report, assignment)
     except ProtocolError:
         return False
-    return (
-        r.kind == UPDATE
-        and bool(r.frame)
-        and not r.reason  # many reasons in one message could exceed the message's size limit
-        and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
-        and (r.version, r.fingerprint) == (a.version, a.fingerprint)
-        and 1 <= r.examples <= MAX_EXAMPLES
-    )
+    # Many reasons in one message could exceed the message's size limit.
+    return report.kind == UPDATE and bool(report.frame) and not report.reason
 
 
 def add_frames(

@@ -180,7 +180,7 @@ def test_renew_gives_a_client_a_new_key(folder):
         output
         == f"Client 1 has a new key, valid until {until}; copy {folder}/clients/1.toml to its device. Its old key is refused.\n"
     )
-    assert read_registry(folder).id_of_hash(before.key_hash) is None
+    assert read_registry(folder).find(before.key_hash).client is None
 
 
 def test_renew_the_server_adds_a_host(folder):
@@ -352,9 +352,9 @@ def test_add_enrols_a_relay(folder):
     assert done("keys", "add", "--keys", folder).startswith("Client 3 is enrolled")
     assert not Enrolment.read(folder / "clients" / "3.toml").relay
     registry = read_registry(folder)
-    assert registry.relay_of_hash(mine.key_hash) == 0 and registry.id_of_hash(mine.key_hash) is None
+    assert registry.find(mine.key_hash).relay == 0 and registry.find(mine.key_hash).client is None
     client = Enrolment.read(folder / "clients" / "1.toml")
-    assert registry.relay_of_hash(client.key_hash) is None
+    assert registry.find(client.key_hash).relay is None
     assert registry.ids_by_hash()[client.key_hash] == 1
     assert sorted(registry.ids_by_hash().values()) == sorted(registry.enrolled()) == [0, 1, 2, 3]
 
@@ -374,8 +374,8 @@ def test_revoke_refuses_a_relay(with_relay):
         done("keys", "revoke", "relay-0", "--keys", with_relay)
         == "Relay 0 is revoked; a running server disconnects it\n"
     )
-    assert read_registry(with_relay).relay_of_hash(mine.key_hash) is None
-    assert read_registry(with_relay).reason_of_hash(mine.key_hash) == (
+    assert read_registry(with_relay).find(mine.key_hash).relay is None
+    assert read_registry(with_relay).find(mine.key_hash).reason == (
         f"relay 0 is revoked; to accept it again: fedcomp keys renew relay-0 --keys {with_relay}"
     )
     assert table(with_relay)["relay-0"]["state"] == "revoked"
@@ -408,14 +408,14 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     hosts = {"relay.example", "localhost", "127.0.0.1", "b.example"}
     assert set(certificates.hosts_of(after.leaf)) == hosts
     registry = read_registry(with_relay)
-    assert registry.relay_of_hash(after.key_hash) == 0
-    assert registry.relay_of_hash(before.key_hash) is None
-    assert registry.reason_of_hash(before.key_hash) == (
+    assert registry.find(after.key_hash).relay == 0
+    assert registry.find(before.key_hash).relay is None
+    assert registry.find(before.key_hash).reason == (
         "this key was replaced when relay 0 was renewed; give relay 0 the new relays/0.toml"
     )
     done("keys", "revoke", "relay-0", "--keys", with_relay)
     done("keys", "renew", "relay-0", "--keys", with_relay)
-    assert read_registry(with_relay).relay_of_hash(relay(with_relay).key_hash) == 0
+    assert read_registry(with_relay).find(relay(with_relay).key_hash).relay == 0
     assert set(certificates.hosts_of(relay(with_relay).leaf)) == hosts
 
 

@@ -39,14 +39,14 @@ def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
     port = Port()
     by_client = ClientTraffic(port)
     port.counted = {0: (300, 1200), 1: (90, 1100), 2: (90, 80)}
-    records = by_client.records(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}), {})
+    _, records = by_client.take(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}), {})
     assert [r.downlink_bytes for r in records] == [1000, 1000, 0]
     assert [r.wire_bytes_out for r in records] == [1200, 1100, 80]
     assert [r.stage for r in records] == ["", DEADLINE, DEADLINE]
 
     # The bytes of the previous round do not count again. Client 0 answered, so it has received its frames in any case.
     port.counted = {0: (600, 1250), 1: (120, 1150), 2: (150, 1700)}
-    records = by_client.records(a_round({0: 500, 1: 500, 2: 500}, answered={0}), {})
+    _, records = by_client.take(a_round({0: 500, 1: 500, 2: 500}, answered={0}), {})
     assert [r.downlink_bytes for r in records] == [500, 0, 500]
     assert [r.wire_bytes_out for r in records] == [50, 50, 1620]
     assert [r.wire_bytes_in for r in records] == [300, 30, 60]
@@ -55,7 +55,7 @@ def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
 def test_all_frames_count_if_the_platform_counts_no_bytes():
     port = Port()
     port.counted = None
-    records = ClientTraffic(port).records(a_round({0: 1000, 1: 1000}, answered={0}), {})
+    _, records = ClientTraffic(port).take(a_round({0: 1000, 1: 1000}, answered={0}), {})
     assert [r.downlink_bytes for r in records] == [1000, 1000]
     assert [(r.wire_bytes_in, r.wire_bytes_out) for r in records] == [(None, None)] * 2
 

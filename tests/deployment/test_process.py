@@ -14,7 +14,7 @@ from fedcomp import RunConfig
 from fedcomp.clients.device_state import MAX_PAST_VERSIONS
 from fedcomp.deployment import log_messages
 from fedcomp.deployment.deployed_client import DeployedClient
-from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
+from fedcomp.deployment.handshake import ClientSetup, pack_options
 from fedcomp.errors import CheckpointError, FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
 from fedcomp.layout import Layout
@@ -271,7 +271,7 @@ def refused(change, brought=None, config=None):
     config = config or resolved(RunConfig(clients=2, batch_size=10))
     invited = dataclasses.replace(invitation(config, a_loop(config)), **change)
     with pytest.raises(FedcompError) as error:
-        session_for(invited, brought or own(0))
+        DeployedClient(brought or own(0), None).join(invited)
     assert "\n" not in str(error.value)
     return error
 
@@ -321,9 +321,10 @@ def test_options_of_an_invitation_are_checked_and_execute_nothing(name, value):
 def test_a_client_uses_the_client_algorithm_of_the_invitation(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     loop = a_loop(config)
-    _, client = session_for(invitation(config, loop), own(0))
-    assert client.algorithm == loop.strategy.client_algorithm
-    assert client.replica.version == loop.broadcasts.version
+    client = DeployedClient(own(0), None)
+    client.join(invitation(config, loop))
+    assert client.session.algorithm == loop.strategy.client_algorithm
+    assert client.session.replica.version == loop.broadcasts.version
 
 
 @for_each(

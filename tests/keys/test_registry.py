@@ -80,11 +80,11 @@ def test_a_relays_key_is_not_accepted_as_a_clients(folder):
     theirs = Enrolment.read(folder / "relays" / f"{id}.toml")
     assert [entry.id for entry in registry.relays] == [0]
     assert [entry.id for entry in registry.entries] == [0, 1]
-    assert (registry.relay_of_hash(theirs.key_hash), registry.id_of_hash(theirs.key_hash)) == (
+    assert (registry.find(theirs.key_hash).relay, registry.find(theirs.key_hash).client) == (
         0,
         None,
     )
-    assert (registry.relay_of_hash(mine.key_hash), registry.id_of_hash(mine.key_hash)) == (None, 0)
+    assert (registry.find(mine.key_hash).relay, registry.find(mine.key_hash).client) == (None, 0)
     assert registry.ids_by_hash() == {client(folder, i).key_hash: i for i in range(2)}
     assert registry.enrolled().keys() == {0, 1}
 
@@ -222,7 +222,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, output, tmp_pat
         client(folder, 0).key_hash,
         path.read_text(),
     )
-    assert registry.id_of_hash(key) == 0
+    assert registry.find(key).client == 0
     path.write_text(text)
     for act in (lambda: read_file(path), lambda: read_registry(folder)):
         if not output.startswith(": 'server'"):
@@ -232,22 +232,23 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, output, tmp_pat
     assert sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file()) == before
 
     # A running server accepts no client and gives the reason, until the file is repaired.
-    assert registry.id_of_hash(key) is None and registry.enrolled() == {}
-    assert registry.reason_of_hash(key) == registry.problem and re.match(
+    assert registry.find(key).client is None and registry.enrolled() == {}
+    assert registry.find(key).reason == registry.problem and re.match(
         re.escape(str(path)) + output, registry.problem
     )
     path.write_text(whole)
-    assert registry.id_of_hash(key) == 0 and registry.problem == ""
+    assert registry.find(key).client == 0 and registry.problem == ""
 
 
 def test_a_missing_registry_refuses_all_keys(folder):
     registry, key = read_registry(folder), client(folder, 0).key_hash
     (folder / "registry.toml").rename(folder / "elsewhere")
-    assert registry.id_of_hash(
-        key
-    ) is None and "cannot be read (No such file or directory)" in registry.reason_of_hash(key)
+    assert (
+        registry.find(key).client is None
+        and "cannot be read (No such file or directory)" in registry.find(key).reason
+    )
     (folder / "elsewhere").rename(folder / "registry.toml")
-    assert registry.id_of_hash(key) == 0
+    assert registry.find(key).client == 0
 
 
 def test_a_registry_that_loses_all_clients_counts_as_damaged(folder):
@@ -262,7 +263,7 @@ def test_a_registry_that_loses_all_clients_counts_as_damaged(folder):
     path.write_text("# nothing\n")
     assert "has no clients any more" in registry.problem
     path.write_text(whole)
-    assert registry.problem == "" and registry.id_of_hash(key) == 0
+    assert registry.problem == "" and registry.find(key).client == 0
 
 
 # Look-up by key hash.
@@ -270,31 +271,31 @@ def test_a_registry_that_loses_all_clients_counts_as_damaged(folder):
 
 def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(folder):
     registry, renewed, revoked = read_registry(folder), client(folder, 0), client(folder, 1)
-    assert [registry.id_of_hash(one.key_hash) for one in (renewed, revoked)] == [0, 1]
-    assert registry.reason_of_hash(renewed.key_hash) == ""
+    assert [registry.find(one.key_hash).client for one in (renewed, revoked)] == [0, 1]
+    assert registry.find(renewed.key_hash).reason == ""
     assert not registry.poll(print)
     keys.renew(folder, 0)
     keys.revoke(folder, 1)
-    assert registry.id_of_hash(revoked.key_hash) is None
-    assert registry.id_of_hash(renewed.key_hash) is None
-    assert registry.id_of_hash(client(folder, 0).key_hash) == 0
-    assert registry.reason_of_hash(renewed.key_hash) == (
+    assert registry.find(revoked.key_hash).client is None
+    assert registry.find(renewed.key_hash).client is None
+    assert registry.find(client(folder, 0).key_hash).client == 0
+    assert registry.find(renewed.key_hash).reason == (
         "this key was replaced when client 0 was renewed; give client 0 the new clients/0.toml"
     )
-    assert registry.reason_of_hash(revoked.key_hash) == (
+    assert registry.find(revoked.key_hash).reason == (
         f"client 1 is revoked; to accept it again: fedcomp keys renew 1 --keys {folder}"
     )
     assert sorted(registry.enrolled()) == [0]
     assert registry.poll(print) and not registry.poll(print)
     keys.revoke(folder, 1)
-    assert registry.id_of_hash(revoked.key_hash) is None
+    assert registry.find(revoked.key_hash).client is None
 
 
 @pytest.mark.parametrize("stranger", [bytes(32), b"", b"no hash"])
 def test_an_unknown_key_hash_is_refused(stranger, folder):
     registry = read_registry(folder)
-    assert registry.id_of_hash(stranger) is None
-    assert registry.reason_of_hash(stranger) == (
+    assert registry.find(stranger).client is None
+    assert registry.find(stranger).reason == (
         f"the key of this client or relay is not in {folder}/registry.toml; make a new enrolment with: fedcomp keys add --keys {folder}"
     )
 
@@ -302,8 +303,8 @@ def test_an_unknown_key_hash_is_refused(stranger, folder):
 def test_the_hash_of_an_expired_key_is_refused(folder):
     later = utc_now() + timedelta(days=366)
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
-    assert registry.id_of_hash(mine.key_hash) is None and registry.enrolled() == {}
-    assert registry.reason_of_hash(mine.key_hash) == (
+    assert registry.find(mine.key_hash).client is None and registry.enrolled() == {}
+    assert registry.find(mine.key_hash).reason == (
         f"the key of client 0 expired on {format_time(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
     )
 
@@ -314,7 +315,7 @@ def test_many_threads_look_keys_up_while_the_file_changes(folder):
     def ask() -> list[int | None]:
         found = []
         while not over.is_set():
-            found.append(registry.id_of_hash(mine.key_hash))
+            found.append(registry.find(mine.key_hash).client)
             assert registry.problem == ""
         return found
 

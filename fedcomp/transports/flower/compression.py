@@ -36,7 +36,7 @@ from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, f
 from ...state_folder import Kept, StateFolder, packed, unpacked
 from ...strategies.base import ClientAlgorithm
 from .packed_records import ArrayLayout, Parcel
-from .records import MESSAGE
+from .records import MESSAGE, from_records
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
@@ -108,7 +108,7 @@ def _answer(
     storage: "Storage", memory: str, message: Message, call_app: Callable[[], Message]
 ) -> Message:
     """Decode a message, call the app, and return the app's reply with the update encoded."""
-    parcel = Parcel.take(message.content)
+    parcel = from_records(message.content, Parcel)
     a, stage = Assignment.unpack(parcel.message), "download"
     try:
         client = _download(storage, memory, a)

@@ -6,10 +6,11 @@ from time import monotonic, sleep
 
 from flwr.serverapp import Grid
 
+from ...callbacks import PortFigures
 from ...errors import ProtocolError
 from ...keys.keyring import verifier
 from ...messages import Farewell, Invitation, Presence
-from ...server.transport import Delivery, PortCounts
+from ...server.transport import Delivery
 from .grid_transport import POLL_S, GridTransport, message_in
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
@@ -74,8 +75,8 @@ class JoiningTransport(GridTransport):
     def traffic(self) -> None:
         """Return None, because the bytes at a SuperLink's port are not counted."""
 
-    def counts(self) -> PortCounts:
-        return PortCounts(clients=len(self._joined), connections=len(self._joined))
+    def figures(self) -> PortFigures:
+        return PortFigures(clients=len(self._joined), connections=len(self._joined))
 
     def send_farewell(self, round: int) -> None:
         """Tell all clients that the run is over (farewell), and wait up to 20 s for their answers."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import ProtocolError
 from ...layout import Layout
 from ...messages import WireMessage
-from .records import MESSAGE, from_records, to_records
+from .records import MESSAGE, to_records
 
 NUMPY = "numpy.ndarray"  # `stype` (serialisation format) of the arrays that Flower makes from NumPy arrays
 FLOATS = ("float16", "float32", "float64")
@@ -44,11 +44,6 @@ class Parcel(WireMessage):
         arrays = (whole or {}).items()
         heads = json.dumps([[name, a.dtype, list(a.shape), a.stype] for name, a in arrays])
         return cls(message.pack(), record, heads, [array.data for _, array in arrays])
-
-    @classmethod
-    def take(cls, content: RecordDict) -> Self:
-        """Return the Parcel in a message's records, or raise ProtocolError if there is none."""
-        return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
         """Return `content` with this Parcel in place of the record `key`. If `content` has no record `key`, append the Parcel."""

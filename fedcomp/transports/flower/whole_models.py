@@ -24,7 +24,7 @@ from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic, check_addressee, check_version
 from .packed_records import ArrayLayout, Parcel
-from .records import MESSAGE
+from .records import MESSAGE, from_records
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
 # A client's id is its Flower node id modulo IDS, so that the id fits into a signed 64-bit integer.
@@ -109,7 +109,7 @@ class Model:
         exchange.answered.add(node)
         if MESSAGE not in reply.content:
             raise ProtocolError(f"the client sent an uncompressed record; {ADD_MOD}")
-        parcel = Parcel.take(reply.content)
+        parcel = from_records(reply.content, Parcel)
         report = Report.unpack(parcel.message)
         check_addressee(report, exchange.assignments[node])
         size = len(report.frame) + sum(map(len, parcel.bodies))

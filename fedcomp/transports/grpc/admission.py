@@ -48,14 +48,11 @@ class Admission:
         if self.settings.credentials is None or keys is None:
             return
         stream.key = peer_key(stream.context.auth_context()["x509_pem_cert"][0])
-        stream.relay_id = keys.relay_of_hash(stream.key.hash)
-        if stream.relay_id is not None:
-            return
-        client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is "" if the key was accepted just after `id_of_hash`
-            reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
-            raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
-        self._identify(stream, client)
+        client, stream.relay_id, reason = keys.find(stream.key.hash)
+        if client is not None:
+            self._identify(stream, client)
+        elif stream.relay_id is None:
+            raise self.refusal("key", reason, retry=bool(keys.problem))
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
         """Check the first message of a client or relay (HELLO). Raises EndStream if the client or relay is refused."""
@@ -97,37 +94,32 @@ class Admission:
             reason = f"this client is client {stream.client} and cannot take part as client {presence.client}"
             raise self.refusal("other client", reason, retry=False)
 
-    def check_relayed(self, client: RelayedClient) -> Refused | None:
-        """Check a client that joins through a relay. Return a refusal with the reason, or None if the client may join."""
+    def check_relayed(self, client: RelayedClient) -> None:
+        """Check a client that joins through a relay. Raises EndStream if the client is refused."""
         settings, reason = self.settings, ""
-        run_differs = client.presence.run != settings.invitation.run
-        if run_differs:
+        if client.presence.run != settings.invitation.run:
             reason = "the client answered the invitation of another run"
         elif not 0 <= client.client < settings.clients:
             reason = f"client {client.client} is not part of this run, which has the clients 0 to {settings.clients - 1}"
         elif settings.keys is not None:
-            key_hash = client.key.hash if client.key else b""
-            if settings.keys.id_of_hash(key_hash) != client.client:
-                reason = settings.keys.reason_of_hash(key_hash)
-                reason = reason or "this client showed the key of another client"
+            found = settings.keys.find(client.key.hash if client.key else b"")
+            if found.client != client.client:
+                reason = found.reason or "this client showed the key of another client"
         if reason:
-            self.refused["key"] += 1
-            return Refused(reason, bool(settings.keys and settings.keys.problem))
-        if not self._take_token(client.identity):
-            self.refused["too many joins"] += 1
-            return Refused(f"client {client.client} joins too often; try again later", True)
-        return None
+            raise self.refusal("key", reason, retry=bool(settings.keys and settings.keys.problem))
+        self._take_token(client.identity, f"client {client.client}")
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
         """Return why a connection's key is no longer accepted, or "" if the key is accepted or the connection has no key."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
+        found = keys.find(key.hash)
         if connection.relay_id is not None:
-            accepted = keys.relay_of_hash(key.hash) == connection.relay_id
+            accepted = found.relay == connection.relay_id
         else:
-            accepted = connection.client < 0 or keys.id_of_hash(key.hash) == connection.client
-        return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
+            accepted = connection.client < 0 or found.client == connection.client
+        return "" if accepted else found.reason or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
         """Count and report a connection from `host` that sends too many bytes.
@@ -148,13 +140,14 @@ class Admission:
             f"{name} sent {received_bytes} bytes, far more than its messages need, and was disconnected"
         )
 
-    def _take_token(self, identity: object) -> bool:
-        """Take a token from the token bucket of a client or relay. Return False (too many joins) if the bucket is empty."""
+    def _take_token(self, identity: object, name: str) -> None:
+        """Take a token from the token bucket of a client or relay. Raises EndStream (too many joins) if the bucket is empty."""
         now = time.monotonic()
         tokens, then = self._tokens.get(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
         self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
-        return tokens >= 1
+        if tokens < 1:
+            raise self.refusal("too many joins", f"{name} joins too often; try again later")
 
     def _check_relay(self, stream: Stream) -> None:
         if self.settings.relay_terms is None:
@@ -168,8 +161,7 @@ class Admission:
                 "--host HOST"
             )
             raise self.refusal("relay", reason, retry=False)
-        if not self._take_token(stream.relay_identity):
-            raise self.refusal("too many joins", "this relay joins too often; try again later")
+        self._take_token(stream.relay_identity, "this relay")
 
     def _identify(self, stream: Stream, client: int) -> None:
         """Set the logical client id of a stream. Raises EndStream for an id that is not in the run, or a client that joins too often."""
@@ -185,7 +177,4 @@ class Admission:
                 )
             raise self.refusal("no place", reason, retry=False)
         stream.client = client
-        if not self._take_token(stream.identity):
-            raise self.refusal(
-                "too many joins", f"client {client} joins too often; try again later"
-            )
+        self._take_token(stream.identity, f"client {client}")

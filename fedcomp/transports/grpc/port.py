@@ -15,10 +15,11 @@ from typing import Any
 import grpc
 
 from ... import malloc
+from ...callbacks import PortFigures
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
 from ...messages import MAX_METRICS_BYTES, Farewell, Invitation, Presence
-from ...server.transport import Lost, PortCounts
+from ...server.transport import Lost
 from . import relay_wire, wire
 from .admission import EXPELLED, Admission
 from .events import AnsweredLate, Event, Joined, Left, Warned
@@ -361,8 +362,11 @@ class Port:
 
     def join_relayed(self, client: RelayedClient) -> None:
         """Let a client join through a relay. If the client is refused, tell the relay to disconnect the client."""
-        if (refused := self.admission.check_relayed(client)) is not None:
-            client.close(refused)
+        try:
+            self.admission.check_relayed(client)
+        except EndStream as end:
+            assert end.refused is not None
+            client.close(end.refused)
             return
         client.relay.clients[client.client] = client
         self._join(client, client.presence)
@@ -438,7 +442,7 @@ class Port:
             return
         for client in [*self.pending]:
             key = self._keys.get(client)
-            if key is not None and keys.id_of_hash(key.hash) != client:
+            if key is not None and keys.find(key.hash).client != client:
                 self.pending.lose(client, EXPELLED)
         relayed = [one for one in self._joined.values() if isinstance(one, RelayedClient)]
         connections: list[Connection] = [*self._streams, *relayed]
@@ -469,26 +473,26 @@ class Port:
         """Return the port's byte counts, or None if the platform does not count bytes."""
         return self.traffic.report(self._streams)
 
-    async def counts(self) -> PortCounts:
+    async def figures(self) -> PortFigures:
         """Count the clients, relays and connections. If the platform does not list connections, count streams as connections."""
         streams, connections = len(self._streams), self.traffic.connections
-        return PortCounts(
+        report = self.traffic.report(self._streams)
+        return PortFigures(
             clients=self.clients,
-            streams=streams,
             relays=len(self._relays),
+            streams=streams,
             connections=streams if connections is None else connections,
             refused=dict(self.admission.refused),
+            received_bytes=report and report.total.bytes_in,
+            sent_bytes=report and report.total.bytes_out,
+            by_client=report.by_client if report else {},
         )
 
 
 def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | None) -> int:
     """Let a gRPC server listen at an address. Return the port's number. Raises RuntimeError if gRPC cannot open the port."""
     if credentials is None:
-        port = server.add_insecure_port(where)
-    else:
-        pair = credentials.key, credentials.certificate
-        secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
-        port = server.add_secure_port(where, secure)
-    if port == 0:  # older versions of gRPC return 0 instead of raising an error
-        raise RuntimeError("gRPC gives no reason")
-    return port
+        return server.add_insecure_port(where)
+    pair = credentials.key, credentials.certificate
+    secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
+    return server.add_secure_port(where, secure)

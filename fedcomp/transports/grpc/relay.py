@@ -16,6 +16,7 @@ from typing import Any
 
 from ...codecs import Codec, codec
 from ...errors import UnreachableError, UserError
+from ...keys.registry import KeyStatus
 from ...layout import Layout
 from ...messages import Assignment, Farewell, Report
 from ...server.transport import Lost
@@ -160,14 +161,10 @@ class Relay:
 
     # Methods of the interface settings.Keys.
 
-    def id_of_hash(self, key_hash: bytes) -> int | None:
-        return self.ids.get(key_hash)
-
-    def relay_of_hash(self, key_hash: bytes) -> int | None:
-        return None
-
-    def reason_of_hash(self, key_hash: bytes) -> str:
-        return REFUSED_KEY
+    def find(self, key_hash: bytes) -> KeyStatus:
+        if key_hash in self.ids:
+            return KeyStatus(client=self.ids[key_hash])
+        return KeyStatus(reason=REFUSED_KEY)
 
     def ids_by_hash(self) -> dict[bytes, int]:
         return self.ids

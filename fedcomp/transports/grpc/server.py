@@ -5,11 +5,12 @@ import queue
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
+from ...callbacks import PortFigures
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
-from ...server.transport import Clock, Delivery, Lost, PortCounts
+from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
 from .events import Answered, AnsweredLate, Event, Joined, Left, Stopped, Summed, Warned
 from .io_loop import io_loop
@@ -19,9 +20,6 @@ from .settings import PortSettings
 from .traffic import TrafficReport
 
 WAIT_S = 60.0  # longest wait for one event; `SimpleQueue.get` does not accept inf as its timeout
-# If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports: decoding many at a time is faster.
-GATHER_ABOVE = 16
-GATHER_S = 0.002
 # Relays wait for this fraction of a phase's time limit, and then add the updates received so far.
 RELAY_FRACTION = 0.8
 STOP_S = 10.0  # time limit for the gRPC thread to answer or to end
@@ -63,6 +61,7 @@ class GrpcTransport:
         self._deliveries: list[Delivery] = []
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._last_traffic: TrafficReport | None = None
+        self._last_figures = PortFigures()
         self._task: Future[None] | None = None
 
     def open(self) -> None:
@@ -97,8 +96,6 @@ class GrpcTransport:
         deadline = monotonic() + timeout_s
         while not self._deliveries and (remaining_s := deadline - monotonic()) > 0:
             self._handle_events(min(remaining_s, WAIT_S))
-        if self._deliveries and len(self._pending) > GATHER_ABOVE:
-            sleep(GATHER_S)
         self._handle_events(0.0)
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
@@ -110,7 +107,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         if self._serving and self._task is not None:
-            self._last_traffic = self.traffic()
+            self._last_traffic, self._last_figures = self.traffic(), self.figures()
             self._call(self._port.stop)
             wait([self._task], STOP_S)
 
@@ -153,9 +150,9 @@ class GrpcTransport:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
 
-    def counts(self) -> PortCounts:
-        """Count the clients, relays and connections at the port. All numbers are 0 after the port was closed."""
-        return self._await(lambda: self._port.counts()) if self._serving else PortCounts()
+    def figures(self) -> PortFigures:
+        """Return the figures of the port, or the last figures after the port was closed. Any thread may call this method."""
+        return self._await(lambda: self._port.figures()) if self._serving else self._last_figures
 
     # Threads.
 

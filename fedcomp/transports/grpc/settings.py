@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...keys.enrolment import key_hash
 from ...keys.keyring import point_of, verifier
+from ...keys.registry import KeyStatus
 from ...messages import Invitation
 from ...server.transport import GRACE_S
 from .wire import RelayTerms
@@ -55,9 +56,7 @@ class Keys(Protocol):
         Clients that are refused while keys cannot be checked try again later.
         """
 
-    def id_of_hash(self, key_hash: bytes) -> int | None: ...
-    def relay_of_hash(self, key_hash: bytes) -> int | None: ...
-    def reason_of_hash(self, key_hash: bytes) -> str: ...
+    def find(self, key_hash: bytes) -> KeyStatus: ...
     def ids_by_hash(self) -> dict[bytes, int]: ...
 
 

@@ -112,7 +112,7 @@ class PortTraffic:
 
     def find(self, peer: Peer | None) -> None:
         """Look for a connection if it is unknown, and read its byte counters."""
-        if self.port is not None and peer is not None and self.read(peer) is None:
+        if self.read(peer) is None:
             self._find()
 
     def assign(self, peer: Peer | None, client: int) -> None:
@@ -162,8 +162,6 @@ class PortTraffic:
         joined, the byte counters are read again; for other connections, the last reading is used. Connections that were frozen or
         cut are not returned again. `ended`: peers of connections that are not checked, because their streams have ended.
         """
-        if self.port is None:
-            return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         self._find()
         self.new_connections = 0
@@ -185,15 +183,12 @@ class PortTraffic:
 
     def cut(self, peer: Peer | None) -> None:
         """Shut down a connection immediately, and discard received data that gRPC has not read."""
-        if self.port is None or peer is None:
-            return
-        if self.read(peer) is None:
-            self._find()
+        self.find(peer)
         if peer in self._live:
             self._frozen.pop(peer, None)
             self._cut.add(peer)
             self._discard(peer, _shut_down)
-        else:  # the connection has ended before it was found
+        elif peer is not None:  # the connection has ended before it was found
             self._clients.pop(peer, None)
 
     def freeze(self, peer: Peer | None) -> None:
@@ -260,8 +255,8 @@ class PortTraffic:
         return last
 
     def _find(self) -> None:
-        """Look for new connections and read their byte counters."""
-        if not (now := _descriptors()):
+        """Look for new connections and read their byte counters, unless the platform does not count bytes."""
+        if self.port is None or not (now := _descriptors()):
             return
         for known, (descriptor, _) in [*self._live.items()]:
             if descriptor not in now:
@@ -275,8 +270,6 @@ class PortTraffic:
 
     def read_all(self) -> None:
         """Read the byte counters of all connections, including new connections."""
-        if self.port is None:
-            return
         # `read` also forgets ended connections, even if new connections already use their file descriptors.
         for peer in [*self._live]:
             self.read(peer)

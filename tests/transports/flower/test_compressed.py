@@ -24,6 +24,7 @@ from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, R
 from fedcomp.state_folder import StateFolder
 from fedcomp.transports.flower import Compressed, compression_mod
 from fedcomp.transports.flower.packed_records import Parcel
+from fedcomp.transports.flower.records import from_records
 
 NUMEL = 60 * 50 + 50
 IDENTITY = {"uplink": "identity", "downlink": "identity"}
@@ -241,7 +242,9 @@ def test_unsent_parts_of_updates_are_kept_and_no_update_counts_twice(tmp_path):
 
 def downloads(strategy, round, grid, arrays):
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
-    asked = [Assignment.unpack(Parcel.take(message.content).message) for message in messages]
+    asked = [
+        Assignment.unpack(from_records(message.content, Parcel).message) for message in messages
+    ]
     return messages, {
         message.metadata.dst_node_id: a for message, a in zip(messages, asked, strict=True)
     }
@@ -298,7 +301,7 @@ def broken(change):
     """Return a fault that replaces the report in a reply."""
 
     def fault(reply: Message) -> Message:
-        parcel = Parcel.take(reply.content)
+        parcel = from_records(reply.content, Parcel)
         report = Report.unpack(parcel.message)
         reply.content = change(parcel, report, reply.content)
         return reply

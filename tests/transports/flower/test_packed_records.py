@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, failure
 from fedcomp.transports.flower.packed_records import ArrayLayout, Parcel
+from fedcomp.transports.flower.records import from_records
 
 ASSIGNMENT = Assignment(1, "train", 3, "dense", "", "v", "f", [b"frame"], "")
 
@@ -81,7 +82,7 @@ def test_a_parcel_replaces_a_record_and_unpacks_to_it():
     )
     assert list(content) == ["fedcomp", "config"]
     assert content["fedcomp"].count_bytes() < 1200
-    parcel = Parcel.take(content)
+    parcel = from_records(content, Parcel)
     assert Assignment.unpack(parcel.message) == ASSIGNMENT
     assert {name: array.data for name, array in parcel.whole.items()} == {
         n: a.data for n, a in layout.whole(record()).items()
@@ -94,12 +95,12 @@ def test_a_parcel_without_arrays_is_put_last():
     config = ConfigRecord({"lr": 0.1})
     content = Parcel.of(failure(ASSIGNMENT, "train", "no")).put(RecordDict({"config": config}), "")
     assert list(content) == ["config", "fedcomp"]
-    assert list(Parcel.take(content).unpacked(content, None)) == ["config"]
+    assert list(from_records(content, Parcel).unpacked(content, None)) == ["config"]
 
 
 def test_a_message_without_a_parcel_is_refused():
     with pytest.raises(ProtocolError, match="use fedcomp in both"):
-        Parcel.take(RecordDict({"arrays": record()}))
+        from_records(RecordDict({"arrays": record()}), Parcel)
 
 
 @for_each(

@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from fedcomp.errors import UnreachableError
 from fedcomp.keys import certificates
+from fedcomp.keys.registry import KeyStatus
 from fedcomp.messages import (
     FRAMES,
     UPDATE,
@@ -132,21 +133,16 @@ class Enrolled:
         self.relays = {peer_key(self.relay.certificate).hash: 0}
         self.problem = ""
 
-    def relay_of_hash(self, key_hash: bytes) -> int | None:
-        return self.relays.get(key_hash)
-
     def ids_by_hash(self) -> dict[bytes, int]:
         return {hash: client for hash, client in self.ids.items() if client not in self.revoked}
 
-    def id_of_hash(self, key_hash: bytes) -> int | None:
-        client = self.ids.get(key_hash)
-        return None if client in self.revoked else client
-
-    def reason_of_hash(self, key_hash: bytes) -> str:
-        client = self.ids.get(key_hash)
-        if client is None:
-            return "its key is not in the registry"
-        return f"client {client} is revoked" if client in self.revoked else ""
+    def find(self, key_hash: bytes) -> KeyStatus:
+        client, relay = self.ids.get(key_hash), self.relays.get(key_hash)
+        if client in self.revoked:
+            return KeyStatus(reason=f"client {client} is revoked")
+        if client is None and relay is None:
+            return KeyStatus(reason="its key is not in the registry")
+        return KeyStatus(client, relay)
 
 
 class Server:

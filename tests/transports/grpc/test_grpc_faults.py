@@ -93,7 +93,7 @@ def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
         assert training.wait(20)
         loop.start(attend(connect(server, 0), 0))
         assert server.receive(1)[0].answer == report(assignment(0))
-        server.wait_for(lambda: server.transport.counts().streams == 1)
+        server.wait_for(lambda: server.transport.figures().streams == 1)
         replaced.set()
         refused = older.result(20)
         assert isinstance(refused, Refused) and "the server keeps only the newest" in refused.reason
@@ -274,7 +274,7 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
         lost = deliveries[0].answer
         assert isinstance(lost, Lost) and "the client sent nothing for" in lost.reason
         server.wait_for_clients(timeout_s=1)
-        assert server.transport.counts().streams == 0
+        assert server.transport.figures().streams == 0
         os.kill(client.pid, signal.SIGCONT)  # the client reconnects, as a client process does
         server.wait_for_clients(0)
         server.transport.send([assignment(0, 2)])

@@ -184,13 +184,13 @@ def test_traffic_of_ended_connections_is_kept(loop):
         assert server.transport.traffic().total.bytes_out >= traffic.total.bytes_out
 
 
-def test_counts(loop):
+def test_figures(loop):
     with serving(2) as server:
         loop.start(attend(connect(server, 0), 0))
         loop.run(attend(connect(server, 7), 7))
         server.wait_for_clients(0)
-        counts = server.transport.counts()
-        assert counts.clients == 1 and counts.refused["no place"] == 1
+        figures = server.transport.figures()
+        assert figures.clients == 1 and figures.refused["no place"] == 1
 
 
 def test_a_port_in_use_is_an_error():

@@ -297,7 +297,7 @@ def test_rapid_stream_resets_do_not_disturb_others(loop):
         except ConnectionError:
             pass  # the server has closed the connection
         at_work(server)
-        server.wait_for(lambda: server.transport.counts().streams == 1)
+        server.wait_for(lambda: server.transport.figures().streams == 1)
 
 
 def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
@@ -315,7 +315,7 @@ def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            server.transport.counts()
+            server.transport.figures()
         at_work(server)
 
 
@@ -344,7 +344,7 @@ def test_a_flood_of_headers_is_stopped_before_it_fills_the_memory(loop):
             sockets.enter_context(flooding)
             flooding.sendall(PREFACE + frame(1, 0, 1, HEADERS))
             n_frames = 0
-            while server.transport.counts().refused.get("flood", 0) < n:
+            while server.transport.figures().refused.get("flood", 0) < n:
                 assert n_frames < FLOOD_BYTES // len(fields)
                 flooding.sendall(fields)
                 n_frames += 1
@@ -369,7 +369,7 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
             for _ in range(10_000):
                 flooding.sendall(pongs)
         at_work(server)
-        assert server.left == [0] and server.transport.counts().refused["flood"] == 1
+        assert server.left == [0] and server.transport.figures().refused["flood"] == 1
         assert server.warnings[0].startswith("client 0 sent ")
         refused = loop.run(refusal_of(server, [HELLO]))
         assert refused.retry and "client 0 joins too often" in refused.reason
@@ -386,7 +386,7 @@ def test_a_refused_client_that_does_not_read_its_refusal_may_not_flood(loop, mon
         hello = wire.encode_hello(wire.Hello(5, "1.2.3"))
         message = b"\0" + len(hello).to_bytes(4, "big") + hello
         flooding.sendall(PREFACE + no_window + frame(1, 4, 1, HEADERS) + frame(0, 0, 1, message))
-        server.wait_for(lambda: sum(server.transport.counts().refused.values()) == 1)
+        server.wait_for(lambda: sum(server.transport.figures().refused.values()) == 1)
         priorities = frame(2, 0, 3, bytes(5)) * 1000
         with pytest.raises(OSError):
             for _ in range(10_000):
@@ -421,7 +421,7 @@ def test_data_after_a_malformed_message_are_discarded(loop):
         sockets.enter_context(flooding)
         message = b"\0" + len(JUNK).to_bytes(4, "big") + JUNK
         flooding.sendall(PREFACE + frame(1, 4, 1, HEADERS) + frame(0, 0, 1, message))
-        server.wait_for(lambda: server.transport.counts().refused.get("malformed message") == 1)
+        server.wait_for(lambda: server.transport.figures().refused.get("malformed message") == 1)
         flooding.sendall(frame(0, 0, 1, bytes(16_000)))
         at_work(server)
         time.sleep(0.1)

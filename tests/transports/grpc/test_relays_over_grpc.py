@@ -88,7 +88,7 @@ def test_rounds_with_clients_behind_a_relay_and_at_the_server(loop):
         ]
         server.wait_for_clients(0, 1, 2, 3)
         assert {m.client for m in seen if isinstance(m, Invitation)} == {0, 1, 2, 3}
-        assert server.transport.counts().relays == 1
+        assert server.transport.figures().relays == 1
         for round in (1, 2, 3):
             sent = [assignment(client, round) for client in range(4)]
             server.transport.send(sent)
@@ -114,7 +114,7 @@ def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, ser
         assert answers(server, 3) == reports(*sent)
         for client in range(3):
             key = verifier(server.transport.public_key(client))
-            assert enrolled.id_of_hash(key_hash(key)) == client
+            assert enrolled.find(key_hash(key)).client == client
 
 
 def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
@@ -347,7 +347,7 @@ def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_cre
         with pytest.raises(UserError, match="its key is not in the registry"):
             relay.end.result(20)
         server.wait_for_clients()
-        assert server.transport.counts().relays == 0
+        assert server.transport.figures().relays == 0
 
 
 def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
@@ -367,7 +367,7 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
         assert "does not accept the key of this client" in refused(end)
-        assert server.transport.counts().relays == 1 and not server.joined
+        assert server.transport.figures().relays == 1 and not server.joined
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["insecure", "TLS"])
@@ -489,7 +489,7 @@ def test_a_client_that_moves_to_another_relay(loop):
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
         assert "the server keeps only the newest" in refused(older)
-        assert server.transport.counts().relays == 2
+        assert server.transport.figures().relays == 2
 
 
 def test_a_client_that_reconnects_to_its_relay_gets_its_assignment_again(loop):
@@ -706,7 +706,7 @@ def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
         assert warning.startswith("a relay sent a malformed message, and its connection was closed")
         loop.start(attend(connect(server, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
-        assert server.transport.counts().relays == 0
+        assert server.transport.figures().relays == 0
 
 
 def test_a_malformed_report_invalidates_the_reports_before_it_in_its_message(loop):
@@ -814,7 +814,7 @@ def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
         server.wait_for(lambda: server.left == [0])
-        server.wait_for(lambda: server.transport.counts().relays == 0)
+        server.wait_for(lambda: server.transport.figures().relays == 0)
         loop.start(attend(connect(server, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
 
@@ -846,7 +846,7 @@ def test_a_relay_that_does_not_read_is_disconnected(loop, monkeypatch):
     with serving(2, relay_terms=terms(2)) as server:
         loop.start(attend(connect(server, 1), 1))
         loop.run(flood(), 120)
-        assert server.transport.counts().refused["messages not read"] == 1
+        assert server.transport.figures().refused["messages not read"] == 1
         server.wait_for_clients(1)
         server.transport.send([assignment(1)])
         assert answers(server, 1) == reports(assignment(1))
