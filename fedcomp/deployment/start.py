@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
-from ..config import AUTO, RunConfig, data_folder, keys_command
+from ..config import AUTO, RunConfig, keys_command
 from ..errors import ConfigError, RunFolderError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
@@ -29,22 +29,12 @@ from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
 from ..server.option_callbacks import with_option_callbacks
-from ..server.recovery import Recovery
-from ..server.results import (
-    WarningLog,
-    bandwidths_of,
-    client_config,
-    finish_run,
-    make_strategy,
-    refuse_unused_options,
-    round_record,
-    run_header,
-)
+from ..server.results import bandwidths_of, client_config
 from ..server.round_loop import RoundResult
-from ..server.run_folder import RunFolder
+from ..server.server_run import ServerRun
 from ..strategies import resolved
 from ..strategies.base import DEADLINE, cohort_size
-from ..tasks import Task, initial_model, load
+from ..tasks import initial_model
 from ..tasks.check import check, data_of, layout_of, local_data
 from ..tasks.data import Examples
 from ..tasks.partition import partition
@@ -116,7 +106,7 @@ def serve(
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
 
-class Deployment:
+class Deployment(ServerRun):
     """The server's side of a run. The constructor raises errors for invalid options.
 
     `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_left`, `on_late_answer` and `warn`.
@@ -130,19 +120,15 @@ class Deployment:
         callback: Callback,
         make_transport: Callable[..., Any] | None = None,
     ):
-        self.config = config = resolved(config)
-        self.endpoint, self.callback, self.make_transport = endpoint, callback, make_transport
+        config = resolved(config)
+        self.endpoint, self.make_transport = endpoint, make_transport
         refuse_simulation_options(config)
         if make_transport is None:
             refuse_ports_in_use(config, endpoint)
-        self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
         self.device = devices.parse_device(config.device)
-        self.folder = RunFolder(config)
-        self.name = self._name()
         self.registry = Registry(endpoint.keys / REGISTRY) if endpoint.keys else None
-        self.task: Task = load(config.task, data_folder(config.data))
-        self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
-        refuse_unused_options(config, self.task, self.strategy)
+        super().__init__(config, callback)
+        self.name = self._name()
         read_test = local_data if config.evaluate == "clients" else data_of
         test = read_test(self.task, "test")
         train = local_data(self.task, "train")
@@ -177,16 +163,7 @@ class Deployment:
             self.callback = exit_stack.enter_context(
                 with_option_callbacks(self.config, self.callback)
             )
-            self.folder.open()
-            exit_stack.callback(self.folder.close)
-            if not self.folder.resumed:
-                self._write_config()
-            others = {"warnings/": self.warnings}
-            recovery = Recovery(self.folder, self.loop, self.data, self.config.rounds, others)
-            exit_stack.callback(recovery.checkpoint.close)
-            done = recovery.restore()
-            if self.folder.resumed:
-                self._write_config()
+            done = self.open(exit_stack, self.data, {})
             self.transport.open()
             exit_stack.callback(self.transport.close)
             opened(self.transport.port)
@@ -199,15 +176,12 @@ class Deployment:
                 self.warnings(sentence, kind=sentence)
             options = self.transport.invitation.options
             self.strategy.set_identity(self.name, self.transport.public_key, options)
-            self._rounds(recovery, done)
-            weights, device = self.loop.model, devices.describe(self.device)
-            summary = finish_run(
-                self.config, self.folder, self.evaluator, weights, device, self.callback
-            )
+            self._rounds(done)
+            summary = self.finish(devices.describe(self.device))
             self.transport.send_farewell(self.config.rounds)
             return summary
 
-    def _rounds(self, recovery: Recovery, done: int) -> None:
+    def _rounds(self, done: int) -> None:
         connected_clients = self.connected_clients
         started, waited_s = time.perf_counter(), 0.0
         for result in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
@@ -217,9 +191,9 @@ class Deployment:
             )
             for accepted in result.accepted:
                 connected_clients.mark_responsive(accepted.client)
-            record = self._record(result, started + connected_clients.waited_s - waited_s)
+            record = self.record(result, started + connected_clients.waited_s - waited_s)
             length, save_started = self.folder.append(record), time.perf_counter()
-            recovery.save(result.round, length)
+            self.recovery.save(result.round, length)
             save_s = time.perf_counter() - save_started
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
@@ -251,7 +225,7 @@ class Deployment:
             )
         return resolved["run"]
 
-    def _write_config(self) -> None:
+    def write_config(self) -> None:
         device = devices.describe(self.device)
         values = {"device": device, "engine": ENGINE, "run": self.name}
         self.folder.write_config(self.config, values)
@@ -305,11 +279,7 @@ class Deployment:
     def _header(self, first: int) -> Header:
         security = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
         where = f"{self.endpoint.address}:{self.transport.port}"
-        return run_header(
-            self.config,
-            self.strategy,
-            self.task,
-            self.folder,
+        return self.make_header(
             first,
             device=devices.describe(self.device),
             engine=f"clients on {where}, {security}",
@@ -345,8 +315,8 @@ class Deployment:
 
     # A round.
 
-    def _record(self, result: RoundResult, started: float) -> RoundRecord:
-        record = round_record(result, self.evaluator, self.loop.model, started, self.warnings)
+    def record(self, result: RoundResult, began: float) -> RoundRecord:
+        record = super().record(result, began)
         if self.config.relays:
             warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         reported = {client.client: client.metrics for client in record.by_client}

@@ -1,21 +1,15 @@
-"""Functions for simulations and deployments: make the strategy, and collect round records, warnings and the summary of a run."""
+"""Functions for simulations and deployments: make the strategy, and collect metrics, warnings and the summary of a run."""
 
 import dataclasses
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from .. import __version__, spec
 from ..callbacks import (
-    Callback,
     ClientMetric,
-    ClientRecord,
-    Header,
     Rejection,
     RejectionSummary,
     RoundRecord,
@@ -30,9 +24,6 @@ from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks import Task
 from ..tasks.data import Examples, describe_non_finite
-from .evaluation import Evaluator
-from .round_loop import RoundResult
-from .run_folder import RunFolder
 
 # Maximum number of rejection reasons in summary.json, and of clients for each reason. The file metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
@@ -50,8 +41,6 @@ UNUSED_BY_OWN_OPTIMIZER = {"optimizer", "lr", "momentum", "weight_decay"}
 UNUSED_BY_TRAIN_FN = {"optimizer", "optimizer_state", "step_schedule", "accumulate", "momentum"}
 UNUSED_BY_TRAIN_FN |= {"keep_momentum", "weight_decay", "augment", "proximal", "clip"}
 NUMBER = re.compile(r"\d+(\.\d+)?")
-NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
-UNCHANGED = "the trained model has its initial weights; the train_fn must change the parameters of the model that it receives"
 
 
 class WarningLog:
@@ -172,88 +161,6 @@ def bandwidths_of(
     return bandwidths
 
 
-def run_header(
-    config: RunConfig,
-    strategy: RoundStrategy,
-    task: Task,
-    folder: RunFolder,
-    first_round: int,
-    **others: Any,
-) -> Header:
-    """Return the description of a run. `others` are the fields of Header that differ between simulations and deployments."""
-    return Header(
-        task=task.name,
-        clients=config.clients,
-        cohort=cohort_size(config.participation, config.clients),
-        parameters=strategy.model_layout.numel,
-        strategy=config.strategy,
-        uplink=str(strategy.uplink),
-        downlink=str(strategy.downlink),
-        memory=config.memory,
-        partition=config.partition,
-        first_round=first_round,
-        rounds=config.rounds,
-        out=str(folder.path),
-        relays=config.relays,
-        notice=strategy.notice,
-        judged="loss" if task.accuracy is None else "accuracy",
-        measures=tuple(task.metrics),
-        evaluate=config.evaluate,
-        **others,
-    )
-
-
-def round_record(
-    result: RoundResult, evaluator: Evaluator, weights: Tensor, began: float, warn: WarningLog
-) -> RoundRecord:
-    """Evaluate the model with the weights `weights` [numel] after a round, and return the record of the round (a line of metrics.jsonl),
-    including a record of each client that reported metrics.
-
-    `began` is the time at which the round began, as returned by `time.perf_counter`.
-    """
-    evaluation = evaluator.evaluate(result.round, weights)
-    check_loss(warn, result.round, evaluation.loss, evaluator.test)
-    spreads, values = summarize_client_metrics(result.round, result.accepted, warn)
-    traffic, dense = result.traffic, 4 * evaluator.layout.numel
-    return RoundRecord(
-        round=result.round,
-        accuracy=evaluation.accuracy,
-        loss=evaluation.loss,
-        train_loss=result.train_loss,
-        cohort=len(result.cohort),
-        accepted=len(result.accepted),
-        rejected=len(result.rejections),
-        uplink_bytes=sum(traffic.uplink.values()),
-        downlink_bytes=sum(traffic.downlink.values()),
-        dense_uplink_bytes=dense * len(result.cohort),
-        dense_downlink_bytes=dense * len(traffic.downlink),
-        seconds=time.perf_counter() - began,
-        catch_up_bytes=traffic.catch_up,
-        first_download_bytes=traffic.first_download,
-        # A client that skipped the round has neither an update nor a ticket (hash). A client has a ticket but no update if a relay has
-        # added this client's update to the update of another client.
-        skipped=sum(a.update is None and not a.ticket for a in result.accepted),
-        uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
-        rejections=tuple(result.rejections),
-        suspicion=result.suspicion,
-        clipped=result.clipped,
-        metrics=evaluation.metrics,
-        simulated_s=result.simulated_s,
-        client_metrics=spreads,
-        by_client=tuple(
-            ClientRecord(
-                client,
-                uplink_bytes=traffic.uplink.get(client, 0),
-                downlink_bytes=traffic.downlink.get(client, 0),
-                versions_behind=traffic.behind.get(client),
-                staleness=traffic.staleness.get(client, 0),
-                metrics=numbers,
-            )
-            for client, numbers in values.items()
-        ),
-    )
-
-
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
     """Return the metrics that a client reported, as name → (value, number of examples). Names of metrics from training begin with
     "train_".
@@ -296,29 +203,6 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
         worst = sum(v / n_worst for v in (values[:n_worst] if higher else values[-n_worst:]))
     mean = sum(value * (examples / total) for value, examples in column)
     return ClientMetric(mean, worst, len(values), total)
-
-
-def finish_run(
-    config: RunConfig,
-    folder: RunFolder,
-    evaluator: Evaluator,
-    weights: Tensor,
-    device: str,
-    callback: Callback,
-) -> Summary:
-    """Write the trained model and the summary of a run to its folder, and return the summary. `device` describes the training device."""
-    folder.write_model(evaluator.export(weights))
-    records, warnings = folder.records(), list[str]()
-    if not sum(record.accepted for record in records):
-        warnings.append(NOTHING_ACCEPTED)
-    elif evaluator.task.train_fn is not None and evaluator.is_initial(weights):
-        warnings.append(UNCHANGED)
-    summary = summarize_run(records, config, device, warnings)
-    folder.write_summary(summary)
-    for warning in warnings:
-        callback.on_warning(warning)
-    callback.on_run_end(summary, str(folder.path))
-    return summary
 
 
 def summarize_run(

@@ -157,7 +157,7 @@ def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.M
         f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
         "with --accumulate, --step-schedule or float16": not sgd.uses_descend,
         "with data that is read batch by batch": isinstance(data, LazyData),
-        "with several model inputs": not data.has_single_input,
+        "with several model inputs": isinstance(data, Data) and not isinstance(data.inputs, Tensor),
     }
     applying = (obstacle for obstacle, applies in obstacles.items() if applies)
     return next(applying, "") or next(filter(None, map(_obstacle, model.modules())), "")

@@ -5,7 +5,6 @@ import sys
 import time
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
 from ..codecs import codec
-from ..config import RunConfig, data_folder
+from ..config import RunConfig
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..messages import in_process
@@ -27,24 +26,15 @@ from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
 from ..server.option_callbacks import with_option_callbacks
-from ..server.recovery import Recovery
-from ..server.results import (
-    WarningLog,
-    bandwidths_of,
-    client_config,
-    finish_run,
-    make_strategy,
-    refuse_unused_options,
-    round_record,
-    run_header,
-)
+from ..server.recovery import Stateful
+from ..server.results import bandwidths_of, client_config
 from ..server.round_loop import RoundResult
-from ..server.run_folder import RunFolder
+from ..server.server_run import ServerRun
 from ..server.transport import Transport
 from ..strategies import resolved
 from ..strategies.base import cohort_size
-from ..tasks import Task, initial_model, load
-from ..tasks.check import check, data_of, data_or_none, layout_of
+from ..tasks import Task, initial_model
+from ..tasks.check import check, data_of, data_or_none
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, partition_advice, partition_test_data
 from ..tasks.user_errors import out_of_memory
@@ -97,7 +87,7 @@ def simulate(
             vars(simulation).clear()
 
 
-class PreparedRun:
+class PreparedRun(ServerRun):
     """The parts of a run that are constructed before anything is trained or written.
 
     The parts are constructed in an order that detects errors in the options early. Raises UserError for options that cannot work.
@@ -108,8 +98,6 @@ class PreparedRun:
         _refuse_deployment_options(config)
         if task is not None:
             _refuse_task_object(config, task)
-        self.config, self.callback = config, callback
-        self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
         self.network = (
             Network.of(config.network, config.clients, config.seed) if config.network else None
         )
@@ -118,11 +106,7 @@ class PreparedRun:
         self.devices = devices.parse_devices(config.device)
         self.device = self.devices[0]
         malloc.keep_freed_memory()
-        self.folder = RunFolder(config)
-        folder = data_folder(config.data)
-        self.task: Task = load(config.task, folder) if task is None else task
-        self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
-        refuse_unused_options(config, self.task, self.strategy)
+        super().__init__(config, callback, task)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
         read_test = data_or_none if config.evaluate == "clients" else data_of
         train, self.test = data_of(self.task, "train"), read_test(self.task, "test")
@@ -162,6 +146,10 @@ class PreparedRun:
         self.bandwidths = bandwidths_of(
             self.strategy, config, self.network.profiles.up.tolist() if self.network else None
         )
+
+    def write_config(self) -> None:
+        resolved = dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
+        self.folder.write_config(self.config, resolved)
 
     def _memory(self) -> Memory:
         return memory(
@@ -252,22 +240,13 @@ class Simulation(PreparedRun):
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)
-            self.folder.open()
-            ends.callback(self.folder.close)
-            if not self.folder.resumed:
-                self._write_config()
-            others: dict[str, Any] = {"": self.clients.states, "warnings/": self.warnings}
+            others: dict[str, Stateful] = {"": self.clients.states}
             if self.timing:
                 others["network/"] = self.timing
-            data, rounds = self.trainer.data, self.config.rounds
-            recovery = Recovery(self.folder, self.loop, data, rounds, others)
-            self.clients.states.checkpoint = recovery.checkpoint
-            ends.callback(recovery.checkpoint.close)
-            done = recovery.restore()
+            done = self.open(ends, self.trainer.data, others)
+            self.clients.states.checkpoint = self.recovery.checkpoint
             if done:
                 self.clients.restore(self.broadcasts)
-            if self.folder.resumed:
-                self._write_config()
             self.callback.on_run_start(self._header(done + 1))
             doubts = (
                 devices.slow_precision_warning(self.config.precision, self.device),
@@ -277,23 +256,20 @@ class Simulation(PreparedRun):
                 self.warnings(sentence)
             if self.config.attack is None:
                 ends.enter_context(in_process())
-            self._rounds(recovery, done, ends.enter_context(Interruption()))
-            weights, device = self.loop.model, self.machine.device
-            return finish_run(
-                self.config, self.folder, self.evaluator, weights, device, self.callback
-            )
+            self._rounds(done, ends.enter_context(Interruption()))
+            return self.finish(self.machine.device)
 
-    def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
+    def _rounds(self, done: int, interruption: Interruption) -> None:
         began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
         for outcome in self.loop.rounds(rounds):
             if self.timing:
                 self.timing.on_round_end(outcome)
-            record = self._record(outcome, began)
+            record = self.record(outcome, began)
             length = self.folder.append(record)
             last = outcome.round == self.config.rounds
             due = last or interruption.requested or times.due(outcome.round)
-            took_s = self._save(recovery, outcome.round, length) if due else 0.0
+            took_s = self._save(outcome.round, length) if due else 0.0
             try:
                 self.callback.on_round_end(record)
                 if due:
@@ -302,15 +278,15 @@ class Simulation(PreparedRun):
                 interruption.act()
             except BaseException:
                 if not due:
-                    self._save(recovery, outcome.round, length)
+                    self._save(outcome.round, length)
                 raise
             began = time.perf_counter()
             del outcome  # free this round's encoded updates before the next round
 
-    def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
+    def _save(self, round: int, metrics_length: int) -> float:
         began = time.perf_counter()
         with timed("checkpoint"):
-            recovery.save(round, metrics_length)
+            self.recovery.save(round, metrics_length)
         return time.perf_counter() - began
 
     def _start_actors(self, engine: RayEngine) -> None:
@@ -332,10 +308,6 @@ class Simulation(PreparedRun):
             test, rows = self.test, self.test_shards
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 
-    def _write_config(self) -> None:
-        resolved = dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
-        self.folder.write_config(self.config, resolved)
-
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
@@ -354,11 +326,7 @@ class Simulation(PreparedRun):
         return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
-        return run_header(
-            self.config,
-            self.strategy,
-            self.task,
-            self.folder,
+        return self.make_header(
             first,
             device=self.machine.device,
             engine=str(self.machine),
@@ -371,10 +339,10 @@ class Simulation(PreparedRun):
 
     # A round.
 
-    def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
-        record = round_record(outcome, self.evaluator, self.loop.model, began, self.warnings)
+    def record(self, result: RoundResult, began: float) -> RoundRecord:
+        record = super().record(result, began)
         if self.relays is not None:
-            record = self._with_relays(self.relays, outcome, record)
+            record = self._with_relays(self.relays, result, record)
         if self.timing is not None:
             record = dataclasses.replace(record, simulated_hours=self.timing.clock.time_s / 3600)
         return dataclasses.replace(record, warnings=self.warnings.take())

@@ -77,11 +77,6 @@ class Data:
         return self.targets.device
 
     @property
-    def has_single_input(self) -> bool:
-        """Whether the inputs are one tensor, as the batched engine requires."""
-        return isinstance(self.inputs, Tensor)
-
-    @property
     def single_input(self) -> Tensor:
         """The inputs of all examples as one tensor."""
         assert isinstance(self.inputs, Tensor)
@@ -151,8 +146,6 @@ class LazyData:
     groups: np.ndarray | None = None
     device: torch.device | str = "cpu"
     n_clients: int = 0
-
-    has_single_input = False
 
     def __len__(self) -> int:
         return len(self.dataset)

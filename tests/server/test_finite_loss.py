@@ -98,7 +98,7 @@ def test_a_deployment_also_warns_once(tmp_path):
         replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Endpoint(0), watched
     )
     records = [
-        deployed._record(RoundResult(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
+        deployed.record(RoundResult(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
     ]
     assert watched.warnings == [SPOILT] and [record.warnings for record in records] == [
         (SPOILT,),

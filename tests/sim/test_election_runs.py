@@ -15,7 +15,7 @@ from small_runs import (
 
 from fedcomp import RunConfig, UserError
 from fedcomp.run_display import suspects
-from fedcomp.server.results import NOTHING_ACCEPTED
+from fedcomp.server.server_run import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
 
 VOTING = replace(

@@ -24,8 +24,8 @@ from fedcomp.callbacks import Callback
 from fedcomp.config import read_run
 from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, RunFolderError
-from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
+from fedcomp.server.server_run import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles, read_profiles

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import fedcomp
 from fedcomp import Data, RunConfig, Task
 from fedcomp.errors import ConfigError
-from fedcomp.server.results import UNCHANGED
+from fedcomp.server.server_run import UNCHANGED
 from fedcomp.sim import simulate
 
 HERE = Path(__file__).resolve()
