@@ -15,6 +15,7 @@ If the levels are integer multiples of a unit, the body of a section contains:
 
 import struct
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ UNIT = struct.Struct("<f")
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
 MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
 MIN_GROUPED = 1 << 20  # smallest number of symbols that are combined before entropy coding
-WORD = np.dtype("<u8")
+GROUP = 256  # largest number of possible values of a combined symbol
+BYTE, WORD = np.dtype("u1"), np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
@@ -45,9 +47,20 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     """
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
-        return _decoded(data, count, size)
+        width = _group_width(count, size)
+        groups = range_coder.decode(data, -(-count // width), size**width)
+        symbols, _ = split(groups, size, width)
+        is_padded = not symbols[count:].any()
+        expect(is_padded, "the padding of the last entropy-coded symbol is not zero")
+        return symbols[:count]
     expect(len(data) == length, f"the quantized values have {len(data)} bytes; expected {length}")
-    symbols = _unpacked(data, count, size)
+    words = np.zeros(-(-count // _digits(size)), WORD)
+    words.view(np.uint8)[:length] = np.frombuffer(data, np.uint8)
+    symbols, rest = split(words, size, _digits(size))
+    is_padded = not symbols[count:].any()
+    expect(is_padded, "there are more quantized values than coordinates")
+    expect(not rest.any(), "a quantized value is out of range")
+    symbols = symbols[:count]
     coded = _coded(symbols, size)
     expect(
         coded is None or len(coded) >= length,
@@ -129,56 +142,55 @@ def round_down(value: float) -> float:
     return max(float(nearest), SMALLEST)
 
 
+def join(symbols: np.ndarray, size: int, width: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Combine every `width` consecutive symbols into one integer [⌈n / width⌉], as digits in base `size`.
+
+    The first symbol is the lowest digit of an integer. The last integer is padded with zeros.
+    """
+    integers = np.zeros(-(-symbols.size // width), dtype)
+    for i in reversed(range(width)):
+        digits = symbols[i::width]
+        integers *= dtype.type(size)
+        integers[: digits.size] += digits
+    return integers
+
+
+def split(integers: np.ndarray, size: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split integers [m], a result of `join`, into symbols [m·width], including the padding.
+
+    Also return the rest of each integer [m], which is 0 unless the integer is too large.
+    """
+    symbols = np.empty((integers.size, width), np.uint8 if size <= 256 else np.uint16)
+    base = integers.dtype.type(size)
+    for digits in symbols.T:
+        quotients = integers // base  # faster than np.divmod
+        digits[:] = integers - quotients * base
+        integers = quotients
+    return symbols.ravel(), integers
+
+
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
     """Entropy-code the symbols. Return None if `size` is too large for the entropy coder."""
     if size > range_coder.LARGEST:
         return None
-    if not _grouped(symbols.size, size):
-        return range_coder.encode(symbols, size)
-    width = range_coder.group_width(size)
-    return range_coder.encode(range_coder.group(symbols, size), size**width)
-
-
-def _decoded(data: memoryview, count: int, size: int) -> np.ndarray:
-    if not _grouped(count, size):
-        return range_coder.decode(data, count, size)
-    width = range_coder.group_width(size)
-    groups = range_coder.decode(data, -(-count // width), size**width)
-    return range_coder.ungroup(groups, size, count)
-
-
-def _grouped(count: int, size: int) -> bool:
-    return count >= MIN_GROUPED and size * size <= range_coder.GROUP
+    width = _group_width(symbols.size, size)
+    groups = join(symbols, size, width, BYTE) if width > 1 else symbols
+    return range_coder.encode(groups, size**width)
 
 
 def _packed(symbols: np.ndarray, size: int) -> bytes:
-    digits = _digits(size)
-    words = np.zeros(-(-symbols.size // digits), WORD)
-    for j in reversed(range(digits)):
-        column = symbols[j::digits]
-        words *= size
-        words[: column.size] += column
-    return words.tobytes()[: packed_bytes(symbols.size, size)]
+    return join(symbols, size, _digits(size), WORD).tobytes()[: packed_bytes(symbols.size, size)]
 
 
-def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
-    digits = _digits(size)
-    symbols = np.empty(count, np.uint8 if size <= 256 else np.uint16)
-    words = np.zeros(-(-count // digits), WORD)
-    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    for j in range(digits):
-        words, digit = np.divmod(words, WORD.type(size))
-        column = symbols[j::digits]
-        column[:] = digit[: column.size]
-        expect(not digit[column.size :].any(), "there are more quantized values than coordinates")
-    expect(not words.any(), "a quantized value is out of range")
-    return symbols
+def _group_width(count: int, size: int) -> int:
+    """Return how many of `count` symbols are combined into one symbol before entropy coding."""
+    return _digits(size, GROUP) if count >= MIN_GROUPED else 1
 
 
 @cache
-def _digits(size: int) -> int:
-    """Return how many symbols from 0 to size − 1 fit into a 64-bit word."""
+def _digits(size: int, limit: int = 1 << 64) -> int:
+    """Return how many symbols from 0 to size − 1 fit into an integer below `limit`, by default a 64-bit word. The result is at least 1."""
     digits = 1
-    while size ** (digits + 1) <= 1 << 64:
+    while size ** (digits + 1) <= limit:
         digits += 1
     return digits

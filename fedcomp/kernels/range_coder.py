@@ -33,7 +33,6 @@ LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
 # FLOOR: the smallest coder state. WORD: number of bits of a word. Coder states are below FLOOR · 2^WORD = 2⁵³.
 FLOOR, WORD = 1 << 21, 32
 STATE = 7  # number of bytes of an encoded coder state
-GROUP = 256  # largest number of possible values of a combined symbol
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
@@ -80,46 +79,6 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
     fits = _head(_counts(parts, size))[0] == data[:start]
     _expect(fits, "the symbol frequencies do not match the entropy-coded values")
     return symbols
-
-
-def group_width(base: int) -> int:
-    """Return the number of digits (integers below `base`) that `group` combines into one symbol, for 2 ≤ base ≤ 256."""
-    width = 1
-    while base ** (width + 1) <= GROUP:
-        width += 1
-    return width
-
-
-def group(digits: np.ndarray, base: int) -> np.ndarray:
-    """Combine every w consecutive digits into one symbol, where w is group_width(base). Return uint8 [⌈n / w⌉]. The digits [n] are uint8,
-    below `base`.
-
-    The first digit is the lowest digit of a symbol. The last symbol is padded with zeros. Combined symbols are faster to encode, and the
-    code is shorter if neighboring digits are correlated.
-    """
-    width = group_width(base)
-    symbols = np.zeros(-(-digits.size // width), np.uint8)
-    for i in range(width):
-        column = digits[i::width]
-        symbols[: column.size] += column * np.uint8(base**i)
-    return symbols
-
-
-def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
-    """Split symbols into their digits [count], uint8. Raises FrameError if `group` cannot have returned these symbols."""
-    width = group_width(base)
-    if symbols.size != -(-count // width):
-        raise FrameError(
-            f"damaged frame: {symbols.size} entropy-coded symbols cannot contain {count} values"
-        )
-    if symbols.size and int(symbols.max()) >= base**width:
-        raise FrameError(
-            f"damaged frame: an entropy-coded symbol is {symbols.max()}; expected less than {base**width}"
-        )
-    if count % width and int(symbols[-1]) >= base ** (count % width):
-        raise FrameError("damaged frame: the padding of the last entropy-coded symbol is not zero")
-    table = (np.arange(base**width)[:, None] // base ** np.arange(width) % base).astype(np.uint8)
-    return np.take(table, symbols, axis=0).ravel()[:count]
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:

@@ -94,6 +94,40 @@ def test_coded_symbols_are_rejected_if_not_shorter():
         levels.unpack(memoryview(range_coder.encode(symbols, 256)), 40, 256)
 
 
+@given(st.integers(2, 256), st.integers(0, 100), st.integers(1, 8))
+def test_symbols_are_joined_and_split_as_digits(size, count, width):
+    dtype = next(
+        np.dtype(t) for t in ("u1", "u2", "u4", "u8") if size < 256 ** np.dtype(t).itemsize
+    )
+    width = min(width, int(8 * dtype.itemsize / math.log2(size)))
+    symbols = draw(count, size)
+    integers = levels.join(symbols, size, width, dtype)
+    padded = np.append(symbols, np.zeros(-count % width, np.int64)).reshape(-1, width)
+    assert integers.dtype == dtype and integers.tolist() == [
+        sum(int(d) * size**j for j, d in enumerate(row)) for row in padded
+    ]
+    read, rest = levels.split(integers, size, width)
+    assert np.array_equal(read, padded.ravel()) and not rest.any()
+
+
+def test_as_many_symbols_as_possible_are_combined_before_coding():
+    long, sizes = levels.MIN_GROUPED, (2, 3, 4, 5, 6, 7, 15, 16, 17, 256)
+    assert [levels._group_width(long, size) for size in sizes] == [8, 5, 4, 3, 3, 2, 2, 2, 1, 1]
+    assert levels._group_width(long - 1, 2) == 1
+
+
+@for_each("padding", [0, 1, 2])
+def test_combined_symbols_are_rejected_if_their_padding_is_not_zero(padding):
+    symbols = np.append(draw(levels.MIN_GROUPED + 1, 3, 4.0), [0, 0, padding]).astype(np.uint8)
+    count = symbols.size - 3
+    data = range_coder.encode(levels.join(symbols, 3, 5, levels.BYTE), 243)
+    if not padding:
+        assert levels.pack(symbols[:count], 3) == data
+    else:
+        with pytest.raises(FrameError, match="padding of the last entropy-coded symbol"):
+            levels.unpack(memoryview(data), count, 3)
+
+
 @for_each("size", [3, 9, 17])
 def test_long_sequences_are_coded_in_groups_near_their_entropy(size):
     count = levels.MIN_GROUPED + 3
