@@ -37,8 +37,8 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string, such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the error message starts with
-    them.
+    """An invalid spec string (see spec.py), such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the message
+    starts with them.
     """
 
     flag = spec = ""
@@ -55,7 +55,8 @@ class ConfigError(UserError):
 class MismatchError(ConfigError):
     """An error-feedback memory that does not suit the codec.
 
-    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec.
+    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec. For the downlink, the
+    caller sets the attributes `memory` and `uplink` to other flags.
     """
 
     memory, uplink = "--memory", "--uplink"
@@ -77,7 +78,7 @@ class RunFolderError(UserError):
 
 
 class KeysError(UserError):
-    """A key, certificate or registry that is missing, malformed or expired, or exists already."""
+    """A key, certificate, enrolment file or registry of keys that is missing, malformed or expired, or exists already."""
 
 
 class OutOfMemoryError(UserError):

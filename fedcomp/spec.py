@@ -129,7 +129,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
         key = key.replace("-", "_") or next(iter(types_), "")
         key = RENAMED.get(key, key)
         if key not in types_:
-            options = nearest(key, types_) if types_ else "it takes none"
+            options = nearest(key, types_) if types_ else "it takes no options"
             raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")
         if key in values:
             raise SpecError(f"the option {key} is given twice; keep one")
@@ -281,7 +281,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type for error messages, such as the attribute `wanted` of a class."""
+    """Return a description of the values of a type for error messages. A class may give its description in an attribute `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))
