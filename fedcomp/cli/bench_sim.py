@@ -80,9 +80,9 @@ def parse_loops(text: str) -> list[str]:
 
 
 class RoundMeasurement(Callback):
-    """A callback that measures every second round, and runs the PyTorch `loops` after each measured round.
+    """A callback that measures every second round, and runs the PyTorch `loops` after round 1 (to warm up) and after each measured round.
 
-    A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
+    Every second round is not measured, because a PyTorch loop before it has filled the CPU caches with other data. Measuring starts after
     the warm-up rounds, in which the engine starts workers and compiles kernels.
     """
 
@@ -256,7 +256,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
     title = (
         f"{m['task']}, {m['cohort']} of {m['clients']} clients, {m['parameters']:,} parameters; {m['strategy']}, "
         f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
-        f"{m['rounds']} rounds, medians; a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
+        f"{m['rounds']} rounds, medians (parts: means); a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
     legend = "\n".join([*(LEGENDS[name] for name in loops), PEAK_LEGEND, ""])
     print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)

@@ -42,7 +42,7 @@ def _reject_nan(seconds: float | None) -> float | None:
 
 PATIENCE = option(
     "SECONDS",
-    "Number of seconds for which to try to reach the server. Default: no limit.",
+    "Give up if the server cannot be reached for this number of seconds. Default: try without a limit.",
     min=0,
     max=10**9,
     callback=_reject_nan,
@@ -50,7 +50,7 @@ PATIENCE = option(
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
     "FILE",
-    "Write log messages as JSON to this file, or to standard output instead of text messages if FILE is -.",
+    "Append log messages as JSON to this file; - prints the messages as JSON instead of text.",
 )
 
 
@@ -80,7 +80,8 @@ def serve(
             f"the folder of keys {folder} does not exist; make it with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    gc.freeze()  # The garbage collector never searches the objects of modules, which would stop the event loop for up to 0.2 s.
+    # From now on, the garbage collector skips the objects of imported modules. Searching them would stop the event loop for up to 0.2 s.
+    gc.freeze()
     run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
@@ -154,7 +155,7 @@ def client(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over. The client executes no code that the server sends."""
+    """Take part in a federation until its run is over. With --transport grpc, the client executes no code that the server sends."""
 
     def stop_message(cause: str) -> str:
         return f"{cause}; the state of this client is stored in its state folder; repeat the command to continue"

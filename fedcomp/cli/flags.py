@@ -1,6 +1,7 @@
 """The command-line flags of a run, generated from the fields of RunConfig.
 
-Every flag is parsed as text, and is None unless it is given. Precedence, from low to high: default, resumed run, --config file, flag.
+A flag that is not given is None. A boolean flag is True or False, and any other flag is a list of texts. Precedence, from low to high:
+default, resumed run, --config file, flag.
 """
 
 import inspect

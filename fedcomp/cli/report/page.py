@@ -78,7 +78,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html to the folder of an ended run, if the folder contains a run. On an error, call `warn` with the message."""
+    """Write report.html to the folder of a run that has ended, unless the run wrote nothing. On an error, call `warn` with the message."""
     if (folder / RUN_FILE).is_file():
         try:
             write(groups_of([load(folder)]), folder / REPORT, target)
