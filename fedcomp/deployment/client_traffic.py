@@ -27,7 +27,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
+        """Return the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
         report, counts = self.transport.traffic(), self.transport.counts()
         return PortFigures(
             connections=counts.connections,

@@ -144,7 +144,7 @@ class PinnedKeys:
         elif self.roster is not None:
             if client not in self.roster:
                 raise UnknownKey(
-                    f"client {client} is not in --roster; give this client a newer --roster to accept client {client}"
+                    f"--roster contains no key of client {client}; give a newer --roster file to accept client {client}"
                 )
             known, source = self.roster[client], "the key in --roster"
         else:

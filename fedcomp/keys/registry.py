@@ -158,7 +158,7 @@ class Registry:
             return False
         if content.problem and content.problem != before.problem:
             log(
-                f"{content.problem}; until the file is valid, no client is accepted, and clients try again"
+                f"{content.problem}; until the file is valid, no client is accepted; refused clients keep trying to connect"
             )
         elif before.problem and not content.problem:
             accepted = len(self.enrolled())
