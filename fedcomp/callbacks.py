@@ -31,7 +31,7 @@ class Header:
     notice: str = ""  # what the strategy guarantees or advises, or ""
     metrics: str = ""  # URL of the metrics for Prometheus, or ""
     network: str = ""  # description of the virtual network, or "" without one
-    # Place where the error-feedback memories of virtual clients are stored, or "" if they stay on the training device.
+    # Place where the error-feedback memories of virtual (simulated) clients are stored, or "" if they stay on the training device.
     residuals: str = ""
     # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
     judged: str = "accuracy"

@@ -451,7 +451,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError. The error message names `source` (the file), and suggests the closest option for an unknown key.
+    Raises ConfigError for an unknown key or an invalid value. The message names `source` (the file), and suggests the closest option.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():

@@ -88,7 +88,8 @@ class OutOfMemoryError(UserError):
 class UnreachableError(UserError):
     """A server that cannot be reached.
 
-    `cause` is the kind of failure. `transient` contains the causes after which connecting again may succeed.
+    `cause` is the kind of failure, such as a key of ERRORS in keys/connection.py. `transient` contains the causes after which connecting
+    again may succeed.
     """
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})

@@ -147,7 +147,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 def convert(raw: str, to: Any, what: str) -> Any:
     """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str, Literal, or a union of one of these with None.
 
-    `what` is the name of the value in error messages. Raises SpecError.
+    `what` is the name of the value in error messages. Raises SpecError for a text that cannot be converted.
     """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))

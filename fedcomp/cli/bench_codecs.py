@@ -174,7 +174,7 @@ def bench(
 
 
 def write_file(path: Path, flag: str, text: str) -> None:
-    """Write `text` to the file `path`, which the user gave with the option `flag`. Raises UserError."""
+    """Write `text` to the file `path`, which the user gave with the option `flag`. Raises UserError if this fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -68,7 +68,7 @@ def bench(config: RunConfig, rounds: int, loops: str, as_json: bool) -> None:
 
 
 def parse_loops(text: str) -> list[str]:
-    """Return the names of the PyTorch loops that --loops selects. Raises ConfigError."""
+    """Return the names of the PyTorch loops that --loops selects. Raises ConfigError for an unknown name."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
@@ -132,7 +132,7 @@ class MeasurementComplete(Exception):
 def measure(config: RunConfig, rounds: int, loops: Sequence[str]) -> dict[str, Any]:
     """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds.
 
-    Raises UserError.
+    Raises UserError for invalid options.
     """
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:

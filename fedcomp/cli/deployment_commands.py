@@ -63,7 +63,7 @@ def serve(
     insecure: bool | None = None,
     transport: str | None = None,
 ) -> None:
-    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError."""
+    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError for invalid options."""
     malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.start import Endpoint
 
@@ -360,7 +360,8 @@ def _target(
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
     """Return (file, enrolment) for the enrolment file `path`, or for the first `count` files of the folder `path`, ordered by client id.
 
-    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError.
+    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError
+    for missing or unsuitable files.
     """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
@@ -395,7 +396,7 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids that --client-id or --partition-id gives to clients without enrolments (credentials). Raises UserError."""
+    """Return the ids of clients without enrolments, from --client-id or --partition-id. Raises UserError for a missing or too large id."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"

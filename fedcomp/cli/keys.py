@@ -243,7 +243,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
     """Return a client id as an int, or `text` itself if it is in `others`.
 
-    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError.
+    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError for any other text.
     """
     if text.isascii() and text.isdigit():
         return int(text[:12])

@@ -66,7 +66,7 @@ def write(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report on groups of runs. `failed` maps the folder of each failed run to its error message. Raises RunFolderError."""
+    """Write the report on groups of runs to the file `page`, or raise RunFolderError. See `html` for `target` and `failed`."""
     text = html(groups, target, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
 def script(name: str, env: dict[str, str]) -> str:
-    """Return the path of an installed command. Raises FedcompError."""
+    """Return the path of an installed command. Raises FedcompError if the command is not installed."""
     command = shutil.which(name, path=env["PATH"])
     if command is None:
         raise FedcompError(
