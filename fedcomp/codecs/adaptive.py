@@ -109,7 +109,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Divide the ascending `values` into `size` cells between quantiles, and return the index 0..size-1 of each value's cell."""
+    """Divide ascending values, which occur `counts` times, into `size` cells between quantiles. Return the index of each value's cell."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
