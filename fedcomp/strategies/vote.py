@@ -43,7 +43,7 @@ from .codes import signs_of
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
-# A majority is large if the votes for and against differ by at least this fraction of the voters.
+# A majority is large if the votes for and against differ by at least this fraction of the voters, and by at least two votes.
 WIDE_MARGIN = 0.5
 
 
