@@ -346,7 +346,7 @@ class LineDisplay(RunDisplay):
         for line in rejections(record):
             self._print(line)
         if suspected := suspects(record):
-            self._print(f"suspected: {suspected}")
+            self._print(f"suspected, with their votes against a large majority: {suspected}")
 
     def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)

@@ -109,7 +109,8 @@ def client(
     server: str | None = SERVER,
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file of this client, clients/ID.toml in the folder of keys, or a folder of such files to run several clients. "
+        "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. A folder of such files runs "
+        "several clients. "
         "Default: the environment variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
@@ -143,8 +144,8 @@ def client(
     ),
     roster: Path | None = option(
         "FILE",
-        "File with the public keys of all clients: registry.toml in the folder of keys. Clients encrypt their votes with these keys "
-        "(strategy election with sealed=true). Default: the keys that the server announces.",
+        "File with the public keys of all clients: registry.toml in the server's folder of keys. Clients encrypt their votes with these "
+        "keys (strategy election with sealed=true). Default: the keys that the server announces.",
     ),
     sealed: bool = switch(
         "--sealed",
@@ -234,8 +235,8 @@ def relay(
     ),
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file of this relay, relays/ID.toml in the folder of keys. Default: the environment variable FEDCOMP_ENROLMENT, or "
-        "~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. Default: the environment "
+        "variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
     patience: float | None = PATIENCE,
