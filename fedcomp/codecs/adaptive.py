@@ -45,7 +45,7 @@ from .selection import take
 from .update import Dense, Update
 
 MAX_LEVELS = 256
-MAX_ITERATIONS = 100  # of Lloyd's algorithm
+MAX_ITERATIONS = 100  # maximum number of iterations of Lloyd's algorithm
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the m
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
 MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
 EXPONENT = np.dtype("<i2")
-MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
+MIN_EXPONENT, MAX_EXPONENT = -149, 127  # range of the exponent e of a unit 2^e
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
 
 A vote is correct if it equals the majority over all partitions. The last 2b+1 seats have all partitions, so their honest votes are correct.
 Of the seats i and s+i, for each i < s, at most one votes wrongly. So if all voters are honest, the correct votes outnumber the wrong votes
-by at least 2b+1. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So with f Byzantine votes and `a`
-absent seats, the result stays correct if 2f + a ≤ 2b. Every seat has an odd number of partitions, so its vote has no ties. The redundancy
-of `deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
+by at least 2b+1. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So with f Byzantine votes and
+`a` absent seats, the result stays correct if 2f + a ≤ 2b. Every seat has an odd number of partitions, so its vote has no ties. The
+redundancy of `deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, the code sets one random entry to 1 in each empty row and column. Repeated draws raise the mean redundancy, for example from 2
