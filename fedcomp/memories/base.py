@@ -233,7 +233,7 @@ class Memory(ABC):
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(
-            f"memory '{self.name}' cannot make a frame for the phase '{context.phase}'; use the memory that the strategy requires"
+            f"memory '{self.name}' cannot make a frame for the phase '{context.phase}'; use the --memory that the strategy requires"
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:

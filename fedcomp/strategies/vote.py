@@ -89,8 +89,8 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} changes every coordinate by the same amount, but --downlink {self.downlink} sends other "
-                "changes; leave --downlink out, or give --downlink-memory residual"
+                f"--strategy {self.name} changes every coordinate by the same amount, but --downlink {self.downlink} cannot send "
+                "such changes exactly; leave --downlink out, or give --downlink-memory residual"
             )
 
     @classmethod
