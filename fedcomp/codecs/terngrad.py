@@ -86,7 +86,7 @@ class TernGrad(Codec):
         (scale,) = scales
         top = int(np.abs(total).max())
         is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
-        require(is_finite, "the sum of the frames is out of range")
+        require(is_finite, "the sum of the frames is not finite, or is too large")
         return wire.pack_multiples(total.astype(np.int16), scale)
 
 
