@@ -27,12 +27,12 @@ class Header:
     rounds: int
     out: str  # run folder
     relays: int = 0  # number of relays between clients and server
-    attack: str = ""  # attack of the Byzantine virtual clients, or ""
+    attack: str = ""  # attack by Byzantine (malicious) clients of a simulation, or ""
     byzantine: int = 0  # number of Byzantine clients
     notice: str = ""  # what the strategy guarantees or advises, or ""
     metrics: str = ""  # URL of the metrics for Prometheus, or ""
     network: str = ""  # description of the virtual network, or "" without one
-    # Place where the error-feedback memories of virtual clients are stored, or "" if they stay on the training device.
+    # Place where the error-feedback memories of virtual (simulated) clients are stored, or "" if they stay on the training device.
     residuals: str = ""
     # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
     judged: str = "accuracy"
@@ -88,14 +88,15 @@ class EvaluatedRecord:
 class ClientRecord:
     """The bytes, latency and metrics of one client in a round. In a simulation, only clients that reported metrics have a record."""
 
-    client: int  # logical id
+    client: int  # client id
     uplink_bytes: int  # bytes of the encoded updates (frames) from the client
     downlink_bytes: int  # bytes of frames (encoded vectors) and strategy data sent to the client
     # TCP payload since the client's previous record, including TLS, handshakes and keepalive. None in a simulation, for clients behind a
     # relay, and on platforms that do not count TCP payload.
     wire_bytes_in: int | None = None  # TCP payload received from the client, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent to the client, in bytes
-    # Seconds from sending the assignment to receiving the answer, summed over the phases of the round, or None without an answer.
+    # Seconds from sending the client its work to receiving the answer, summed over the phases (message exchanges) of the round, or None
+    # without an answer.
     latency_s: float | None = None
     # Number of model versions that the client had missed at its first assignment of the round, or None if unknown.
     versions_behind: int | None = None
@@ -109,8 +110,8 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes that the same uploads and downloads would have as
-    uncompressed float32 models.
+    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes without compression: a float32 model for each
+    client of the round (uplink) and for each download (downlink).
     """
 
     round: int  # from 1

@@ -63,8 +63,8 @@ class RunConfig:
     partition: str = option(
         "iid",
         "How the data is partitioned among the clients: iid, classes:N (N classes per client), shards:N (N shards of the data sorted by "
-        "label), dirichlet:A (random class proportions from Dir(A); the smaller A, the more clients differ), natural or "
-        "natural:column=NAME (as the data set defines its clients).",
+        "label), dirichlet:A (random class proportions from Dir(A); the smaller A, the more clients differ), natural (each "
+        "user or other group of the data belongs to one client) or natural:column=NAME (the same with the groups in column NAME).",
     )
     clients: int = count(10, "Number of clients.")
     rounds: int = count(50, "Number of rounds; a resumed run may increase the number.", local=True)
@@ -128,7 +128,7 @@ class RunConfig:
     )
     momentum: float = zero_or_more(
         0.0,
-        "Momentum of local SGD; the momentum is reset in every round unless --keep-momentum is given.",
+        "Momentum of the clients' optimizer; the momentum of sgd restarts from zero in each round unless --keep-momentum is given.",
         high=1.0,
     )
     keep_momentum: bool = option(
@@ -137,7 +137,7 @@ class RunConfig:
     )
     weight_decay: float = non_negative(
         0.0,
-        "Weight decay of local SGD; with the strategies vote and election, the server applies the weight decay instead.",
+        "Weight decay of the clients' optimizer; with the strategies vote and election, the server applies the weight decay instead.",
     )
     augment: bool = option(
         False,
@@ -170,13 +170,13 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
-        "that the strategy requires; if the strategy requires no memory: residual for lossy codecs with a number in the column "
-        "'contracts' of fedcomp codecs, none for other codecs.",
+        "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send: residual, none or "
+        "another memory; auto = the memory that the strategy requires, or else residual for lossy codecs with a number in the column "
+        "'contracts' of fedcomp codecs, or else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory, in which the server keeps the part of its update that the downlink codec did not send; auto = as for "
+        "Error-feedback memory of the server, which keeps the part of an update that the downlink codec did not send; auto = as for "
         "--memory.",
     )
     density_warmup: int = zero_or_more(
@@ -248,7 +248,8 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of recent broadcasts (encoded changes of the model), as a multiple of the size of the float32 model.",
+        "Size of the server's cache of recent broadcasts (encoded changes of the model), which clients that missed rounds download; given "
+        "as a multiple of the size of the float32 model.",
         low=0.0,
         high=1e6,
     )
@@ -361,7 +362,7 @@ class RunConfig:
         return due and self.evaluate in (where, "both")
 
     def _check_optimizer(self) -> None:
-        """Raise ConfigError for options that the optimizer does not use."""
+        """Raise ConfigError for two different learning rates, or for options that the optimizer does not use."""
         chosen = local_optimizer.read(self.optimizer)
         if None not in (self.lr, chosen.lr) and chosen.lr != self.lr:
             raise ConfigError(
@@ -450,7 +451,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError. The error message names `source` (the file), and suggests the closest option for an unknown key.
+    Raises ConfigError for an unknown key or an invalid value. The message names `source` (the file), and suggests the closest option.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():

@@ -38,8 +38,8 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string, such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the error message starts with
-    them.
+    """An invalid spec string (see spec.py), such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the message
+    starts with them.
     """
 
     flag = spec = ""
@@ -56,7 +56,8 @@ class ConfigError(UserError):
 class MismatchError(ConfigError):
     """An error-feedback memory that does not suit the codec.
 
-    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec.
+    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec. For the downlink, the
+    caller sets the attributes `memory` and `uplink` to other flags.
     """
 
     memory, uplink = "--memory", "--uplink"
@@ -78,7 +79,7 @@ class RunFolderError(UserError):
 
 
 class KeysError(UserError):
-    """A key, certificate or registry that is missing, malformed or expired, or exists already."""
+    """A key, certificate, enrolment file or registry of keys that is missing, malformed or expired, or exists already."""
 
 
 class OutOfMemoryError(UserError):
@@ -88,7 +89,8 @@ class OutOfMemoryError(UserError):
 class UnreachableError(UserError):
     """A server that cannot be reached.
 
-    `cause` is the kind of failure. `transient` contains the causes after which connecting again may succeed.
+    `cause` is the kind of failure, such as a key of ERRORS in keys/connection.py. `transient` contains the causes after which connecting
+    again may succeed.
     """
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})

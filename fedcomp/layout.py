@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout. If the model has frozen parameters, append "+" and their hash (16 hex digits).
+    """Return the fingerprint (hash) of a model's layout. If there are frozen parameters, "+" and their hash (16 hex digits) follow.
 
     Frozen parameters are never sent, so the server and all clients must construct the model with equal frozen parameters.
     """

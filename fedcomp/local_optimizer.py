@@ -1,8 +1,7 @@
 """Optimizers of local training, described by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
 The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. The options `beta1` and
-`beta2` set the argument `betas`. Because the import of torch takes seconds, this module does not
-import torch for `sgd` without options.
+`beta2` set the argument `betas`. For `sgd` without options, this module does not import torch, because the import takes seconds.
 """
 
 import inspect
@@ -77,7 +76,7 @@ def read(text: str) -> LocalOptimizer:
         return LocalOptimizer()
     if why := UNSUPPORTED.get(part.name):
         raise SpecError(
-            f"{part.name} is not supported, because it {why}; give another optimizer, or a train_fn"
+            f"{part.name} is not supported, because it {why}; give another optimizer, or a task with its own train_fn"
         )
     given = vars(spec.build(part, _option_classes(), "optimizer"))
     options = {name: value for name, value in given.items() if value is not None}

@@ -10,9 +10,9 @@ MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always return
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Let the allocator keep freed memory, so that the next training step does not request it from the system again.
 
-    With `threads`, all threads of the process use one arena, so that a thread can reuse memory that another thread freed. `vector_bytes` is
-    the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is returned to the
-    system when the vector is freed. Large vectors among small allocations would fragment the heap.
+    With `threads`, all threads of the process use one arena (heap), so that a thread can reuse memory that another thread freed.
+    `vector_bytes` is the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is
+    returned to the system when the vector is freed. Among small allocations, large vectors would fragment the heap.
     """
     mapped_from = vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES
     _set(M_MMAP_THRESHOLD, min(MAX_KEPT_BYTES, mapped_from))

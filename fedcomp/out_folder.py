@@ -13,8 +13,8 @@ from .errors import RunFolderError, os_errors
 class OutFolder:
     """The folder `out`, or a new folder runs/LABEL-YYYYMMDD-HHMMSS if `out` is not given. `open` adds a number if this name is taken.
 
-    `content` is "run" or "comparison", for error messages. Raises RunFolderError if a new folder `out` exists already, or if a folder is
-    resumed without `out`. The error is raised before anything is written.
+    `content` is "run" or "comparison", for error messages. Raises RunFolderError if a new run gets a folder `out` that is not empty,
+    or if `resumed` is set without `out`. The error is raised before anything is written.
     """
 
     def __init__(self, out: str | None, label: str, content: str, resumed: bool):
@@ -72,7 +72,7 @@ class OutFolder:
         return os_errors(RunFolderError, f"--out {self.path} cannot be written", advice)
 
     def _replace(self, name: str, text: str) -> None:
-        """Write a file of the folder. Raises RunFolderError."""
+        """Write or replace the file `name` in the folder. Raises RunFolderError if the folder cannot be written."""
         with self._writing():
             # 0o666: the permissions of the file, which the umask restricts.
             durable_files.replace(self.path / name, [text.encode()], 0o666)

@@ -107,7 +107,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             for name, plugin in self._in_files[path].items():
                 if plugins.setdefault(name, plugin) is not plugin:
                     raise ConfigError(
-                        f"{FILES_VARIABLE}: {file} defines '{name}', but another of {self.group} has this name; choose another name"
+                        f"{FILES_VARIABLE}: {file} defines '{name}', but another plugin in {self.group} has this name; choose another name"
                     )
         return plugins
 
@@ -184,7 +184,7 @@ def _module_in(path: Path) -> ModuleType:
 
 @cache
 def _entry_points(group: str, *path: str) -> EntryPoints:
-    """Return the entry points of a group in the folders of `path`, which is `sys.path`. Reading them takes about 20 ms."""
+    """Return the entry points of a group, which takes about 20 ms. `path` is `sys.path`, so that the cache is not used after a change."""
     return entry_points(group=group)
 
 

@@ -1,10 +1,10 @@
 """A profiler for simulated rounds, which measures the time in named, nested spans.
 
-Code marks spans by `timed`, which does nothing unless a recorder is active:
+Code marks spans with `timed`, which does nothing unless a recorder is active:
 
-with recording(Recorder()) as recorder:
-    ...  # code that contains `with timed("evaluation"):`
-recorder.take()["evaluation"]
+    with recording(Recorder()) as recorder:
+        ...  # code that contains `with timed("evaluation"):`
+    recorder.take()["evaluation"]  # seconds
 """
 
 import threading

@@ -273,7 +273,7 @@ def _list_clients(clients: Sequence[int], more: int = 0) -> str:
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """Return the result of a run as labels and values. Rejections and relayed bytes cover only the rounds that this process executed."""
+    """Return the result of a run as labels and values. Counts of rejections and relayed bytes cover only the rounds of this process."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     relayed = totals.relayed_bytes
@@ -356,7 +356,7 @@ class LineDisplay(RunDisplay):
         for line in rejections(record):
             self._print(line)
         if suspected := suspects(record):
-            self._print(f"suspected: {suspected}")
+            self._print(f"suspected, with their votes against a large majority: {suspected}")
 
     def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
 # Options whose values fedcomp chooses if the user does not give them. The choice for one option may depend on the values of the options
 # after it in the tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
-# Options that define the learning problem. Only runs with the same learning problem are compared.
+# Options that define the learning problem. Each learning problem has its own baseline and Pareto front.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
 MAX_LABEL_CHARS = 60
 

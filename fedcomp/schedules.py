@@ -34,7 +34,7 @@ MAX_FLOAT = 3e38  # upper limit of values that are stored as float32
 
 
 class Curve(ABC):
-    """A formula for a value that changes over the rounds. In the first round after the warm-up, the value is `default`."""
+    """A formula for a value that changes over the rounds. The curve starts at `default`, the value of the option without a schedule."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True

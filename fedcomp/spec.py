@@ -129,7 +129,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
         key = key.replace("-", "_") or next(iter(types_), "")
         key = RENAMED.get(key, key)
         if key not in types_:
-            options = nearest(key, types_) if types_ else "it takes none"
+            options = nearest(key, types_) if types_ else "it takes no options"
             raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")
         if key in values:
             raise SpecError(f"the option {key} is given twice; keep one")
@@ -147,7 +147,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 def convert(raw: str, to: Any, what: str) -> Any:
     """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str, Literal, or a union of one of these with None.
 
-    `what` is the name of the value in error messages. Raises SpecError.
+    `what` is the name of the value in error messages. Raises SpecError for a text that cannot be converted.
     """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
@@ -281,7 +281,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type for error messages, such as the attribute `wanted` of a class."""
+    """Return a description of the values of a type for error messages. A class may give its description in an attribute `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

@@ -190,7 +190,7 @@ def test_a_plugin_of_a_file_is_unknown_without_the_variable(plugin_file, monkeyp
         ({"d_codec": CODEC.format(name="stc", id=212)}, "defines 'stc', but another"),
         (
             {"e": CODEC.format(name="same", id=213), "f": CODEC.format(name="same", id=213)},
-            "defines 'same', but another of fedcomp.codecs has this name; choose another name",
+            "defines 'same', but another plugin in fedcomp.codecs has this name; choose another name",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_dash_in_an_option_name_means_an_underscore():
         ("needy:3,rows=4", "rows is given twice; keep one"),
         ("needy", "codec 'needy' needs rows; write needy:rows=VALUE"),
         ("needy:rows=2.5", "rows cannot be '2.5'; give a whole number"),
-        ("bare:7", "codec 'bare' has no option '7'; it takes none"),
+        ("bare:7", "codec 'bare' has no option '7'; it takes no options"),
         ("everything:made=4", "codec 'everything' has no option 'made'; known: bits, count, "),
         ("everything:share=much", "cannot be 'much'; give a number such as 0.01, 1% or 1/100"),
         ("everything:flag=perhaps", "cannot be 'perhaps'; give true or false"),

@@ -68,7 +68,7 @@ def bench(config: RunConfig, rounds: int, loops: str, as_json: bool) -> None:
 
 
 def parse_loops(text: str) -> list[str]:
-    """Return the names of the PyTorch loops that --loops selects. Raises ConfigError."""
+    """Return the names of the PyTorch loops that --loops selects. Raises ConfigError for an unknown name."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
@@ -80,9 +80,9 @@ def parse_loops(text: str) -> list[str]:
 
 
 class RoundMeasurement(Callback):
-    """A callback that measures every second round, and runs the PyTorch `loops` after each measured round.
+    """A callback that measures every second round, and runs the PyTorch `loops` after round 1 (to warm up) and after each measured round.
 
-    A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
+    Every second round is not measured, because a PyTorch loop before it has filled the CPU caches with other data. Measuring starts after
     the warm-up rounds, in which the engine starts workers and compiles kernels.
     """
 
@@ -132,7 +132,7 @@ class MeasurementComplete(Exception):
 def measure(config: RunConfig, rounds: int, loops: Sequence[str]) -> dict[str, Any]:
     """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds.
 
-    Raises UserError.
+    Raises UserError for invalid options.
     """
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
@@ -256,7 +256,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
     title = (
         f"{m['task']}, {m['cohort']} of {m['clients']} clients, {m['parameters']:,} parameters; {m['strategy']}, "
         f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
-        f"{m['rounds']} rounds, medians; a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
+        f"{m['rounds']} rounds, medians (parts: means); a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
     legend = "\n".join([*(LEGENDS[name] for name in loops), PEAK_LEGEND, ""])
     print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)

@@ -42,7 +42,7 @@ def _reject_nan(seconds: float | None) -> float | None:
 
 PATIENCE = option(
     "SECONDS",
-    "Number of seconds for which to try to reach the server. Default: no limit.",
+    "Give up if the server cannot be reached for this number of seconds. Default: try without a limit.",
     min=0,
     max=10**9,
     callback=_reject_nan,
@@ -50,7 +50,7 @@ PATIENCE = option(
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
     "FILE",
-    "Write log messages as JSON to this file, or to standard output instead of text messages if FILE is -.",
+    "Append log messages as JSON to this file; - prints the messages as JSON instead of text.",
 )
 
 
@@ -63,7 +63,7 @@ def serve(
     insecure: bool | None = None,
     transport: str | None = None,
 ) -> None:
-    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError."""
+    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError for invalid options."""
     malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.start import Endpoint
 
@@ -80,7 +80,8 @@ def serve(
             f"the folder of keys {folder} does not exist; make it with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    gc.freeze()  # The garbage collector never searches the objects of modules, which would stop the event loop for up to 0.2 s.
+    # From now on, the garbage collector skips the objects of imported modules. Searching them would stop the event loop for up to 0.2 s.
+    gc.freeze()
     run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
@@ -108,7 +109,8 @@ def client(
     server: str | None = SERVER,
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file of this client, clients/ID.toml in the folder of keys, or a folder of such files to run several clients. "
+        "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. A folder of such files runs "
+        "several clients. "
         "Default: the environment variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
@@ -142,8 +144,8 @@ def client(
     ),
     roster: Path | None = option(
         "FILE",
-        "File with the public keys of all clients: registry.toml in the folder of keys. Clients encrypt their votes with these keys "
-        "(strategy election with sealed=true). Default: the keys that the server announces.",
+        "File with the public keys of all clients: registry.toml in the server's folder of keys. Clients encrypt their votes with these "
+        "keys (strategy election with sealed=true). Default: the keys that the server announces.",
     ),
     sealed: bool = switch(
         "--sealed",
@@ -154,7 +156,7 @@ def client(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over. The client executes no code that the server sends."""
+    """Take part in a federation until its run is over. With --transport grpc, the client executes no code that the server sends."""
 
     stored = (
         "the state of this client is stored in its state folder; repeat the command to continue"
@@ -234,8 +236,8 @@ def relay(
     ),
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file of this relay, relays/ID.toml in the folder of keys. Default: the environment variable FEDCOMP_ENROLMENT, or "
-        "~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. Default: the environment "
+        "variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
     patience: float | None = PATIENCE,
@@ -356,7 +358,8 @@ def _target(
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
     """Return (file, enrolment) for the enrolment file `path`, or for the first `count` files of the folder `path`, ordered by client id.
 
-    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError.
+    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError
+    for missing or unsuitable files.
     """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
@@ -391,7 +394,7 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids that --client-id or --partition-id gives to clients without enrolments (credentials). Raises UserError."""
+    """Return the ids of clients without enrolments, from --client-id or --partition-id. Raises UserError for a missing or too large id."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"

@@ -43,7 +43,7 @@ class Check:
     what: str  # subject of the check, such as torch
     state: str  # result: ok, failed or skipped
     found: str  # description of the result
-    fix: str = ""  # how to fix a failed check
+    fix: str = ""  # what to do, such as how to fix a failed check
 
     def line(self, width: int) -> str:
         return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
@@ -308,7 +308,7 @@ def enrolled(folder: Path, registry: "Registry", enrolment: "Enrolment") -> Chec
     if problem:
         return refused("enrolled", problem)
     found = f"client {enrolment.id} is accepted"
-    copy = f"copy {keys.CLIENTS}/{id}.toml again"
+    copy = f"copy {keys.CLIENTS}/{id}.toml to the client again"
     if id != enrolment.id:
         found = f"the registry assigns this key to client {id}"
         return failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)

@@ -39,7 +39,7 @@ from .tables import aligned, print_table
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS, MAX_DRY_ROUNDS = 3, 2000
 COLUMNS = (
-    *("", "frame up", "longest", "frame down"),
+    *("", "update", "longest", "broadcast"),
     *("up a round", "down a round", "up", "down", "ratio"),
 )
 

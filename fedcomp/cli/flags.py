@@ -1,6 +1,7 @@
 """The command-line flags of a run, generated from the fields of RunConfig.
 
-Every flag is parsed as text, and is None unless it is given. Precedence, from low to high: default, resumed run, --config file, flag.
+A flag that is not given is None. A boolean flag is True or False, and any other flag is a list of texts. Precedence, from low to high:
+default, resumed run, --config file, flag.
 """
 
 import inspect
@@ -108,12 +109,12 @@ def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run. Flags override the --config file, which overrides the options of a resumed run. Raises UserError."""
+    """Return the options of a run. Flags override the --config file, which overrides a resumed run. Raises UserError for invalid values."""
     return RunConfig(**run_values(given))
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the given options by name. The value of an option in `repeatable` is a list if several values were given. Raises UserError."""
+    """Return the given options by name. An option in `repeatable` may have a list of values. Raises UserError for invalid options."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}

@@ -147,7 +147,7 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
+        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all with certificates that end within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
@@ -171,7 +171,7 @@ def renew(
         )
     if not chosen:
         print(f"No certificate ends within {RENEW_DAYS} days;", end=" ")
-        print("to renew a certificate anyway, give the id of a client, relay-0 or 'server'.")
+        print("to renew one anyway, give a client's id, a relay such as relay-0, or 'server'.")
     for holder_id in chosen:
         if holder_id == "server":
             names, ends = keys.renew_server(folder, host or (), days)
@@ -241,7 +241,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
     """Return a client id as an int, or `text` itself if it is in `others`.
 
-    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError.
+    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError for any other text.
     """
     if text.isascii() and text.isdigit():
         return int(text[:12])

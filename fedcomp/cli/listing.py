@@ -21,7 +21,7 @@ CODEC_COLUMNS = (
     *("source", "what it does"),
 )
 CODEC_LEGEND = f"""C(x): the vector x after encoding and decoding;  bits: bits per parameter, for {NUMEL:,} normal values
-unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
+unbiased: E C(x) = x, and ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
 linear: encoded vectors can be summed;  portable: the same bytes on every device"""
 
 

@@ -38,7 +38,7 @@ app = command_group(
 def fedcomp(
     context: typer.Context, version: bool = switch("--version", "Print the version.")
 ) -> None:
-    """Federated learning with compressed updates. Byte counts are the lengths of the messages that were sent, not estimates."""
+    """Federated learning with compressed updates. Byte counts are the sizes of the encoded updates and models sent, not estimates."""
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit

@@ -213,7 +213,7 @@ def cells(line: Result, target: float | None) -> dict[str, str]:
 
 
 def parse_accuracy(text: str | None) -> float | None:
-    """Parse --target-accuracy as a number in (0, 1]. Raises UserError."""
+    """Parse --target-accuracy as a number in (0, 1]. Raises UserError for any other text."""
     if text is None:
         return None
     try:

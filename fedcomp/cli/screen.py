@@ -53,7 +53,10 @@ def facts_panel(
     path: str,
     note: Sequence[str] = (),
 ) -> Panel:
-    """Return a panel of labelled values in up to four columns and at most `max_rows` rows, with a note below the values."""
+    """Return a panel of labelled values in up to four columns and at most `max_rows` rows, with a note below the values.
+
+    The borders show `title` and `path` (the run folder).
+    """
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):

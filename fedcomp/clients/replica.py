@@ -77,6 +77,7 @@ class Replica:
         if a.form == DENSE or version == a.base:
             return
         if a.form == OVERWRITE:
+            # The download holds new values of weights, so it also fits every version after `base`.
             passes = {a.base, version} <= self.past_versions.keys()
         else:
             passes = version in _versions(a)

@@ -87,7 +87,7 @@ class HostedStates:
         return self.by_client[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients into main memory."""
+        """Do nothing. In a simulation, ClientStore loads the states of these clients from the checkpoint."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
         """Do nothing. In a simulation, ClientStore marks the states of these clients as changed, for the next checkpoint."""
@@ -132,8 +132,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, and store the ticket (hash) of each frame in the client's state.
 
-        The tensor `updates` [m, numel] may be overwritten. In later phases of a round, `updates` is None: the clients send further frames
-        of the updates that their memories already hold. If a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. In a later phase of a round, `updates` is None if the clients send further
+        frames of the updates that their memories already hold. If a client fails, a FedcompError replaces the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -165,9 +165,9 @@ class EncodingSession:
 class ClientSession(EncodingSession):
     """A session that trains its clients, and answers assignments with reports.
 
-    A client's round state is deleted when any client starts another round or, with `keeps_rounds`, when this client starts another round.
-    `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
-    they are applied.
+    A client's round state is deleted when any client of the session starts another round. With `keeps_rounds`, the state is kept until this
+    client starts another round. `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the
+    model, so they are freed once they are applied.
     """
 
     def __init__(

@@ -122,5 +122,5 @@ class ClientState:
             )
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise CheckpointError(
-                f"the state of {name} in the checkpoint is damaged; start a new run"
+                f"the stored state '{name}' is damaged; start a new run"
             ) from error

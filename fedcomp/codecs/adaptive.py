@@ -45,7 +45,7 @@ from .selection import take
 from .update import Dense, Update
 
 MAX_LEVELS = 256
-MAX_ITERATIONS = 100  # of Lloyd's algorithm
+MAX_ITERATIONS = 100  # maximum number of iterations of Lloyd's algorithm
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Divide the ascending `values` into `size` cells between quantiles, and return the index 0..size-1 of each value's cell."""
+    """Divide ascending values, which occur `counts` times, into `size` cells between quantiles. Return the index of each value's cell."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))

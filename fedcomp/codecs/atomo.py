@@ -10,15 +10,15 @@ A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and
     pᵢ = min(1, λᵢ / τ) is the probability of drawing atom i, with τ such that Σ pᵢ equals the option `budget`.
 
 Of all probabilities with the sum `budget`, these probabilities minimize the variance of C(x). The variance is at most (k/budget − 1)‖x‖²,
-the variance for k atoms with equal probabilities.
+which is the variance for the equal probabilities pᵢ = budget/k.
 
 With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, each
 coordinate of the vector is an atom.
 
 The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here, atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
-uniform random number r. Because the atoms are orthogonal, C(x) has the same mean and variance as if the atoms were drawn independently. The
-number of atoms in a frame is the budget, rounded up or down.
+uniform random number r in [0, 1). Because the atoms are orthogonal, C(x) has the same mean and variance as if the atoms were drawn
+independently. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would otherwise exceed the range of
 float32. With atoms=singular, tensors with fewer than two dimensions are sent uncompressed. A matrix is also sent uncompressed if its two

@@ -2,8 +2,8 @@
 
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
-checksums, the scopes @layer and @chunk, input checks, batches and accumulation. A batch of m vectors [n] is either a tensor [m, n] or a
-sequence of m tensors [n].
+checksums, the scopes @layer and @chunk (codecs/scopes.py), input checks, batches and accumulation. A batch of m vectors [n] is either a
+tensor [m, n] or a sequence of m tensors [n].
 """
 
 import itertools
@@ -49,7 +49,7 @@ class Context:
     rate: float = 1.0  # learning rate of the current round, divided by --lr
 
     def at(self, index: int | None) -> "Context":
-        """Select the moments of the update at `index` in a batch. Return a copy of the context with these moments.
+        """Return a copy of the context whose moments are those of the update at `index` in a batch.
 
         If `index` is None, the moments of one update [n] become a batch [1, n].
         """
@@ -61,8 +61,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# A large batch is encoded in groups, to limit the memory for temporary arrays. A group of vectors has at most SLICE_ELEMENTS elements in
-# total, and a group of chunks has at most STACK_ELEMENTS.
+# A large batch is encoded in groups, to limit the memory for temporary arrays. A group has one large vector, or vectors with at most
+# SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -74,7 +74,7 @@ class Codec(ABC):
     id: ClassVar[int]
     source: ClassVar[str] = "–"  # author and year of the paper, for tables
     scope: ClassVar[int] = frame.MODEL
-    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N
+    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N; 0 = no chunks
     # Frames with the same seed can be merged: their sum is computed without decoding.
     linear: ClassVar[bool] = False
     seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame
@@ -84,7 +84,7 @@ class Codec(ABC):
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
     # The coordinate count in a section always equals the size of the vector.
     whole: ClassVar[bool] = False
-    # Contraction factor δ and variance bound ω, if they are constants. Other codecs override `contraction` or `variance`.
+    # Contraction factor δ and variance bound ω, if constant. Codecs with other factors or bounds override `contraction` or `variance`.
     delta: ClassVar[float | None] = None
     omega: ClassVar[float | None] = None
     # (head, bits): a body has at most `head` bytes, plus `bits` bits per coordinate. None = the codec overrides `longest_section`, or the
@@ -213,8 +213,8 @@ class Codec(ABC):
     ) -> bytes:
         """Encode a vector x [n] as a frame. The vector can be float32, float16 or bfloat16, on any device, and is not modified.
 
-        The same vector and seed always give the same bytes. Raises NonFiniteError if x holds NaN or infinity; the message names the tensor
-        if `layout` is given.
+        The same vector and seed always give the same bytes on one device, and on all devices if the codec is `portable`. Raises
+        NonFiniteError if x holds NaN or infinity; the message names the tensor if `layout` is given.
         """
         (result,) = self.encode_batch([x], [seed], layout=layout, context=context)
         return or_raise(result)
@@ -307,7 +307,7 @@ class Codec(ABC):
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None
     ) -> None:
-        """Decode `data`, multiply it by `weight`, and add it to `into` in place.
+        """Decode the frame `data`, multiply the decoded vector by `weight`, and add the product to `into` in place.
 
         The time for a sparse frame is proportional to its number of nonzeros, not to numel.
 
@@ -439,14 +439,16 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
         given = (
             f"has the layout {x.layout} on {x.device}" if is_tensor else f"is a {type(x).__name__}"
         )
-        raise ConfigError(f"a codec encodes a dense torch tensor; x {given}, give a dense tensor")
+        raise ConfigError(
+            f"x {given}, but a codec encodes a dense torch tensor; give a dense tensor"
+        )
     if x.dim() != 1:
         raise ConfigError(
-            f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}, give x.flatten()"
+            f"x has the shape {list(x.shape)}, but a codec encodes a vector of one dimension; give x.flatten()"
         )
     if x.dtype not in PRECISIONS:
         raise ConfigError(
-            f"a codec encodes float32, float16 or bfloat16; x is {x.dtype}, give x.float()"
+            f"x is {x.dtype}, but a codec encodes float32, float16 or bfloat16; give x.float()"
         )
     if layout is not None and layout.numel != x.numel():
         raise ConfigError(

@@ -32,7 +32,7 @@ Format of the body (see codecs/rotated.py):
 
     the number of bits per code, in one byte;
     the scale of each block;
-    the codes (kernels/bit_planes.py): the lowest bit of a code is 1 for a positive value, the other bits are the index of the magnitude.
+    the codes (kernels/bit_planes.py): the lowest bit of a code is 1 for a positive value; the other bits are the index of the magnitude.
 """
 
 from dataclasses import dataclass

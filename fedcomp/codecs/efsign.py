@@ -41,7 +41,7 @@ class EFSign(Codec):
     source = "Karimireddy et al. 2019"
 
     def contraction(self, numel: int) -> float:
-        # Rounding the scale to float32 has a relative error of at most 2⁻²⁴.
+        # The scale is rounded to float32 with a relative error of at most 2⁻²⁴. This multiplies δ = 1/n by at least 1 − 2⁻⁴⁰.
         return (1 - 2.0**-40) / max(numel, 1)
 
     def longest_section(self, numel: int) -> int:

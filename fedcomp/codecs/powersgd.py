@@ -61,7 +61,7 @@ class PowerSGD(MatrixCodec):
         start = context.announced.get(start_name(tensor))
         if start is not None and len(start) != FLOAT.itemsize * columns * self.rank:
             raise ConfigError(
-                f"the announced '{start_name(tensor)}' has {len(start)} bytes; announce {columns}·{self.rank} float32 numbers"
+                f"the factor announced as '{start_name(tensor)}' has {len(start)} bytes; announce {columns}·{self.rank} float32 numbers"
             )
         if start is None:
             numbers = normal(seed, columns * self.rank, tensor)

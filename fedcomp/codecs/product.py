@@ -34,7 +34,7 @@ from .selection import DensityCodec, Selective, Unpacked, take
 
 @dataclass(frozen=True)
 class Pair(Codec):
-    """A codec in two parts: `first` selects coordinates, and `second` encodes them."""
+    """Base class of the two-part codecs `Product` and `SparseS2`: `first` selects coordinates, and `second` encodes them."""
 
     first: Selective
     second: Codec

@@ -7,8 +7,8 @@ A vector x of n coordinates is rounded to multiples of the unit u, where s is th
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
 The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with
-this codec unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 +
-ω).
+this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor
+is δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer, like the quantizer of LAQ (Sun, Chen, Giannakis and Yang, NeurIPS
 2019, eq. 5–6). A frame then has about log₂(2s + 1) bits per coordinate, and the contraction factor is δ = (4s² − 1)/(4s² + n − 1).

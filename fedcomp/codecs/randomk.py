@@ -14,7 +14,7 @@ coordinates can be sent on average. With by=magnitude, the number of coordinates
 coordinates, and no zeros.
 
 Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
-the variance bound ω = n/k − 1. This does not hold for values=fp16, or if a scaled value is clipped to the range of float32.
+the variance bound ω = n/k − 1, unless values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
 
 The format of the values is specified in docs/reference/frame-format.md.
 """

@@ -7,8 +7,8 @@ The body of a section contains, in order:
     the shift b of each block in the same format, if the codec uses shifts;
     the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
 
-For each block of d coordinates, the decoder applies the inverse rotation to a·v + b/d, where a is the scale, b the shift and v the values
-of the d codes, and clips the result to the range of float32.
+Let v be the values of the d codes of a block, a its scale and b its shift. The decoder applies the inverse rotation to a·v + b/d and clips
+the result to the range of float32.
 
 A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because rotation would give subnormal numbers.
 The first byte of its body is 0.
@@ -37,7 +37,7 @@ UNROTATED = 0  # first byte of a body that contains float32 values
 # A vector is sent as float32, without rotation, if the binary exponent of its largest magnitude is at most this number.
 MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64 number
-MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of nonzero scales and shifts
 
 # A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Both start and stop are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]

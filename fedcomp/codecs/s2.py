@@ -22,8 +22,8 @@ all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
 have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values, where `union` is an
 option and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in the
-vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its own
-values from the table, it doubles the number of columns; the frame can then not be added to other frames.
+vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its own
+values from the table, it doubles the default number of columns; the frame can then be added only to frames with the same number of columns.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value has at most 48 bits, and
@@ -62,7 +62,7 @@ BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the m
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
 MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
 EXPONENT = np.dtype("<i2")
-MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
+MIN_EXPONENT, MAX_EXPONENT = -149, 127  # range of the exponent e of a unit 2^e
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class S2(Codec):
     ) -> Section:
         """Encode a sparse vector [numel] with the float32 `values` at the ascending int64 `positions`.
 
-        `max_count`: largest number of nonzeros in any frame, which determines the number of columns.
+        `max_count`: the number k (see the module docstring), which determines the default number of columns.
         """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]

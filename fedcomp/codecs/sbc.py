@@ -34,8 +34,8 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Let μ be the larger mean magnitude of the two groups. The coordinates of each group add up to at most k·μ in magnitude, and
-        # coordinates outside of the groups have magnitudes of at most μ.
+        # Let μ be the larger mean magnitude of the two groups. The magnitudes of each group add up to at most k·μ, and all other
+        # magnitudes are at most μ. So ‖x‖² is at most (1 + k² + n)·‖C(x)‖², and sending C(x) reduces the squared error by ‖C(x)‖².
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:

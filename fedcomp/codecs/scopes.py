@@ -1,8 +1,8 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer than N coordinates.
-SparseLoCo selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
-arXiv:2508.15706). The tensor or chunk with index i is encoded with the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. SparseLoCo, too, selects the k largest coordinates of every chunk
+(Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The last chunk of a vector may have
+fewer than N coordinates. The tensor or chunk with index i is encoded with the seed of the frame plus i.
 
 With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of the chunk's section, the coordinate count and
 the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is

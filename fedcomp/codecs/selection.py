@@ -161,7 +161,7 @@ class Selective(Codec):
         if not count:
             expect(len(data) == start, "more bytes follow, although no coordinates are selected")
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
-        expect(count <= numel, f"the header claims {count} of {numel} coordinates")
+        expect(count <= numel, f"the header claims {count} coordinates, but the vector has {numel}")
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)

@@ -57,7 +57,7 @@ TYPES: dict[int, np.dtype[Any]] = {
     INT32: np.dtype("<i4"),
 }
 EXPONENT = np.dtype("<i2")
-MIN_EXPONENT, MAX_EXPONENT = -200, 127  # of units
+MIN_EXPONENT, MAX_EXPONENT = -200, 127  # range of the exponent e of a unit 2^e
 ROUNDING_STREAM = 1 << 17  # index of the random stream that rounds cells
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -1,5 +1,5 @@
-"""Stochastic quantization of rotated vectors to evenly spaced levels. The codec `srq` sends codes of equal length, the codec `vlc` codes of
-variable length.
+"""Stochastic quantization of rotated vectors to evenly spaced levels. The codec `srq` sends codes of equal length, and the codec `vlc`
+sends codes of variable length.
 
 Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
@@ -77,7 +77,7 @@ class SRQ(rotated.RotatedCodec):
 class VLC(rotated.RotatedCodec):
     """A codec that rotates the vector, quantizes every rotated coordinate to a multiple of a step, and entropy-codes the multiples."""
 
-    # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
+    # The step s divided by the block's root mean square. Halving the step costs one bit per coordinate and quarters the squared error.
     step: float = math.sqrt(2)
     name = "vlc"
     id = 17

@@ -7,7 +7,7 @@ Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with value
 number of selected coordinates depends on the update: there may be none, or all. The error is never larger than ‖x‖, so the contraction
 factor is δ = 0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
-If the values are ±τ, the flag is 2, and τ is sent as float32, followed by the signs, one bit each (1 = positive), padded to a byte. The
+With values=tau, the flag is 2. The frame then contains τ, as float32, and the signs, one bit each (1 = positive), padded to a byte. The
 flags 0 and 1 stand for float32 and float16 values (codecs/floats.py). For the rest of the body, see codecs/selection.py.
 """
 

@@ -7,9 +7,9 @@ Values are sent in the format of codecs/floats.py. With values=2bit, the flag is
 For the rest of the body, see codecs/selection.py.
 
 With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
-implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. In a chunk with mean m and standard deviation σ,
-a value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are
-rounded to bfloat16.
+implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. If the values sent for a chunk have the mean m
+and the standard deviation σ, a value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo,
+the means of the bins are rounded to bfloat16. Without @chunk, the whole vector (with @layer: each tensor) is one chunk.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from .selection import Unpacked
 BINNED = 2  # Flag of values in bins
 # BINS: number of bins. WIDTH: width of a bin in standard deviations. MIDDLE: index of the bin around the mean.
 BINS, WIDTH, MIDDLE = 4, 1.5, 2
-MEAN = np.dtype("<u2")
+MEAN = np.dtype("<u2")  # the mean of a bin, as bfloat16
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Update(ABC):
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         """Multiply the update by `weight` and add it to `into` [numel] in place, in float32."""
-        # Products are rounded to float32 before they are added, as in kernels.add_all_at.
+        # Products are rounded to float32 before they are added (as in kernels.add_all_at), so that all devices compute the same bits.
         factor, total = np.float32(weight), into.detach()
         for start in range(0, self.numel, BLOCK):
             with np.errstate(over="ignore", invalid="ignore"):

@@ -93,7 +93,7 @@ class Retries:
         if self.attempts < last:
             retry = f"trying again in {pause_s:g} s"
         else:
-            end = "until it is stopped" if patience_s is None else f"for {patience_s:g} s in all"
+            end = "without a time limit" if patience_s is None else f"for {patience_s:g} s in all"
             retry = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run may be over"
         entry = LogMessage(
             f"{error}; {retry}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s

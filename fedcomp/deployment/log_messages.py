@@ -16,7 +16,7 @@ def joined(presence: Presence, session: ClientSession, partition_id: int | None)
     total = len(session.trainer.data)
     share = f"all {total}" if examples == total else f"{examples} of {total}"
     part = "K selects a part" if partition_id is None else partition_id
-    sentence = f"takes part as client {p.client}, with {share} examples (--partition-id {part}), uplink {uplink}, memory {memory.name}"
+    sentence = f"joined the run as client {p.client}, with {share} examples (--partition-id {part}), uplink {uplink}, memory {memory.name}"
     values = {"run": p.run, "version": p.version, "examples": examples, "uplink": uplink}
     return LogMessage(sentence, "joined", client=p.client, memory=memory.name, **values)
 
@@ -36,8 +36,8 @@ def answered(assignment: Assignment, report: Report, downlink_bytes: int) -> Log
 def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     sentence = (
-        f"round {assignment.round}: the server announces a key of {names}, but this client knows another key from earlier in this run "
-        "or from --roster; this client encrypts no ballot for the announced key and ignores ballots signed with it"
+        f"round {assignment.round}: this client does not accept the key that the server announces for {names}: it differs from an earlier "
+        "key of this run or from --roster; this client encrypts no ballot for the announced key and ignores ballots signed with it"
     )
     return LogMessage(sentence, "unknown_key", round=assignment.round, clients=list(clients))
 

@@ -98,7 +98,7 @@ class RelayProcess:
         self.port = port  # clients know this port, so the relay uses it again after a reconnection
         how = "adds their encoded updates" if terms.codec else "forwards their encoded updates"
         server, where = self.target.address, join_address(self.address, port)
-        sentence = f"connects clients at {where} with the server {server} in a run of {terms.clients} clients, and {how}"
+        sentence = f"the relay connects clients at {where} with the server {server} in a run of {terms.clients} clients, and {how}"
         values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}
         self._report(sentence, "relaying", **values)
         self.opened(port)

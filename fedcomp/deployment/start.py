@@ -85,7 +85,7 @@ class Endpoint:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
 
     def credentials(self) -> Credentials | None:
-        """Return the server's certificate and key, and the CA that signs the certificates of clients. Raises KeysError."""
+        """Return the server's certificate and key, and the CA that signs client certificates. Raises KeysError if one is invalid."""
         if self.keys is None:
             return None
         files = *serving_files(self.keys), self.keys / CA_CRT
@@ -282,7 +282,7 @@ class Deployment(ServerRun):
         return self.make_header(
             first,
             device=devices.describe(self.device),
-            engine=f"clients on {where}, {security}",
+            engine=f"clients connect to {where}, {security}",
         )
 
     # Clients.

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..formatting import decimal, duration, metric, one_line
 from ..run_display import RunDisplay, evenly_spaced, rejections, verdict
 
-LOG_LINES = 10  # number of progress lines that a run prints to a log
+LOG_LINES = 10  # maximum number of progress lines that a run prints to a log
 BAR_WIDTH = 24  # width of the progress bar, in characters
 # Constants of the notebook display:
 UPDATE_S = 0.25  # minimum time between updates, in seconds
@@ -67,7 +67,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A display that prints ten progress lines per run to `stream`, by default standard error."""
+    """A display that prints up to ten progress lines per run to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Array operations, in numpy on the CPU and in torch on other devices. Loops that would be too slow in numpy are compiled by numba.
+"""Array operations. On the CPU, they use numpy; on other devices, they use torch, or first copy the vector to the CPU. Loops that would be
+too slow in numpy are compiled by numba.
 
 Results have the same bits on every machine and device and with any number of threads. The only exceptions are the training kernels
 (pooled.py, regression.py), whose results can differ between machines. The first call of a compiled loop imports numba.

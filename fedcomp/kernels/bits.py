@@ -12,6 +12,7 @@ from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
 ZERO_STREAM = 1  # index of the random stream from which the signs of zeros are drawn
+# For each byte, the eight values ±1 for which its bits stand, float32 [256, 8].
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 

@@ -1,6 +1,7 @@
 """Loops of the entropy coder (kernels/range_coder.py), compiled by numba.
 
-Coder states are below 2⁵³, so truncated float64 quotients of states are exact.
+`frequencies`: f_s for each symbol s. `bits`: the exponent B of their sum 2^B. Coder states are below 2⁵³, so truncated float64 quotients of
+states are exact.
 """
 
 import numpy as np

@@ -10,8 +10,8 @@ vector x adds s_r(i)·x_i to the bucket of i in each row. The estimate of x_i is
 
 The bucket and the sign of coordinate i in row r depend on word i of the random stream STREAM + r (kernels/philox.py). The bucket is
 ⌊word·columns/2³²⌋. The sign is negative if the lowest bit of the word is 1. The number of rows is odd, so the median is the value of one
-row. The cells of a dense vector are summed in float32, on the CPU and in the order of the coordinates; the cells of a sparse vector are
-summed in float64.
+row. The cells of a dense vector are summed in float32, on the CPU and in the order of the coordinates (separately for the two halves of
+a large vector). The cells of a sparse vector are summed in float64.
 """
 
 import numpy as np

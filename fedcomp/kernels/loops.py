@@ -1,7 +1,7 @@
 """A decorator that compiles loops with numba, and compiled loops that several modules use.
 
-Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because a check
-for negative indices would prevent vectorization.
+Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because numba
+checks signed indices for negative values, which would prevent vectorization.
 """
 
 import functools

@@ -17,7 +17,7 @@ PIECE = 1 << 12  # number of blocks that are computed at a time, chosen to fit i
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
-    """Return the random words start..start+count-1 of the 32-bit stream of a 64-bit seed, uniformly distributed, as uint32 [count]."""
+    """Return the random words start..start+count-1 for a 64-bit seed and a 32-bit stream, uniformly distributed, as uint32 [count]."""
     first, last = start // 4, (start + count + 3) // 4  # blocks
     out = np.empty((last - first, 4), np.uint32)
     for block in range(first, last, PIECE):

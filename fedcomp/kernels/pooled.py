@@ -20,7 +20,9 @@ MIN_ROW, MIN_WORK = 32, 1 << 22
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Return whether `gradients` supports these inputs x [b, c, h, w] and weights [k, c, i, j], and is faster than torch."""
+    """Return whether `gradients` supports inputs x [b, c, h, w], weights [k, c, i, j] and the size `patch` of pooling patches, and is
+    faster than torch.
+    """
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (

@@ -1,5 +1,5 @@
 """Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms; the encoder
-chooses the shortest form.
+chooses the form with the shortest code.
 
     Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. The code of form 0 is a bitmap that ends at the last position.
     Form 41: the Rice code of blocks of positions; each block has its own parameter.
@@ -36,7 +36,7 @@ MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many posit
 LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
 # Number u of positions in the smallest possible block: 4 for fewer than LARGE_COUNT positions, and 16 otherwise.
 UNITS = 4, 16
-SIZES, WIDTHS = 8, (2, 3, 4)
+SIZES, WIDTHS = 8, (2, 3, 4)  # number of block size exponents s, and the offset widths w
 COLUMNS = 1 << WIDTHS[-1]  # number of Rice parameters that are tried for a block
 GAIN = 6  # blocks are used if they shorten the code by more than 2^−GAIN of its bytes
 
@@ -64,7 +64,7 @@ def pack_rows(
 ) -> tuple[list[int], list[bytes]]:
     """Encode m rows of positions, one row per vector.
 
-    Return, for each row, the number of the format and the encoded positions. `counts` [m]: number of positions in each row.
+    Return the form of each row and the code of each row. `counts` [m]: number of positions in each row.
     """
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)

@@ -29,10 +29,11 @@ from .parallel import starmap
 LARGEST = 4096  # largest number of possible symbols
 MAX_BITS = 20  # largest B
 CHUNK = 1 << 22  # number of symbols in a chunk
-LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
+LANES, MIN_LANE_SYMBOLS = 8, 1 << 14  # a chunk has LANES lanes, or one lane if it has fewer symbols
 # FLOOR: the smallest coder state. WORD: number of bits of a word. Coder states are below FLOOR · 2^WORD = 2⁵³.
 FLOOR, WORD = 1 << 21, 32
 STATE = 7  # number of bytes of an encoded coder state
+# LISTED: flag in the head: the symbols that occur are listed. SIZE: type of words and of chunk lengths.
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 

@@ -1,8 +1,8 @@
 """Sums over the elements of vectors. Results are the same on every device and for any number of threads.
 
 Norms are computed exactly and rounded once, by a method of Rump, Ogita and Oishi, "Accurate floating-point summation, part I: faithful
-rounding", SIAM Journal on Scientific Computing 2008. All functions take finite vectors, float32, float16 or bfloat16, on any device. Norms
-are Python floats, since a norm may exceed the range of float32.
+rounding", SIAM Journal on Scientific Computing 2008. All vectors must be finite; tensors can be float32, float16 or bfloat16, on any
+device. Norms are Python floats, since a norm may exceed the range of float32.
 """
 
 import math

@@ -44,8 +44,8 @@ class Keyring(Protocol):
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a point of the elliptic curve P-384 in compressed form [49 bytes].
 
-        `announced`: the key that the server announces for this client, or b"" for none. Raises UnknownKey if the announced key differs from
-        the key that is known for the client.
+        `announced`: the key that the server announces for the client `client`, or b"" for none. Raises UnknownKey if the announced key
+        differs from the key that is known for the client.
         """
 
 
@@ -144,7 +144,7 @@ class PinnedKeys:
         elif self.roster is not None:
             if client not in self.roster:
                 raise UnknownKey(
-                    f"client {client} is not in --roster; give this client a newer --roster to accept client {client}"
+                    f"--roster contains no key of client {client}; give a newer --roster file to accept client {client}"
                 )
             known, source = self.roster[client], "the key in --roster"
         else:

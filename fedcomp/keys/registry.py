@@ -169,7 +169,7 @@ class Registry:
             return False
         if content.problem and content.problem != before.problem:
             log(
-                f"{content.problem}; until the file is valid, no client is accepted, and clients try again"
+                f"{content.problem}; until the file is valid, no client is accepted; refused clients keep trying to connect"
             )
         elif before.problem and not content.problem:
             accepted = len(self.enrolled())
@@ -204,7 +204,7 @@ class Registry:
 # Cached, because the file is read again after each change, but most keys stay the same.
 @lru_cache(1 << 17)
 def _parsed(key: str) -> tuple[str, bytes]:
-    """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError."""
+    """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError for a malformed key."""
     parsed = parse_public_key(key)
     return openssh(parsed), key_hash(parsed)
 
@@ -259,7 +259,7 @@ def _holders(
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
-    """Return the entry that a [[client]] or [[relay]] table defines. Error messages contain its `number`. Raises KeysError."""
+    """Return the entry that a [[client]] or [[relay]] table defines. Raises KeysError, with `number` in the message."""
     fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
     id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")

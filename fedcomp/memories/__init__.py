@@ -1,6 +1,6 @@
 """Memories: error-feedback algorithms, each in its own file.
 
-A memory stores the part of a client's updates that the lossy codec has not sent yet.
+A memory compensates for the errors of a client's lossy codec. Most memories store the part of the updates that was not sent yet.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ residual e and the update x, a client computes:
     send sign(G_i)·s at each coordinate i where |H_i| is at least the largest |G_j| in the bin of i
     e ← G − (accepted update)
 
-A bin is a group of T consecutive coordinates. The scale s is the mean of the largest |G_j| of each bin over all bins. The paper uses T = 50
+A bin is a group of T consecutive coordinates. The scale s is the mean, over all bins, of the largest |G_j| of a bin. The paper uses T = 50
 for convolutions, T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s.
 Without `@layer`, the model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the codec's
 option `density` has no effect. A coordinate i with G_i = 0 is never sent.
@@ -37,7 +37,7 @@ class AdaCompOptions:
 
 
 class AdaComp(VectorMemory):
-    """Error feedback that adapts the number of sent coordinates to each update. `residual` includes a pending update."""
+    """Error feedback that adapts the number of sent coordinates to each update. `residual` includes the update of a pending proposal."""
 
     name = "adacomp"
     source = "Chen et al. 2018"

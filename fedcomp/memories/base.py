@@ -1,7 +1,8 @@
-"""The base class of memories. A memory stores the part of a client's updates that its lossy codec has not sent yet.
+"""The base class of memories. A memory compensates for the errors of a client's lossy codec.
 
-`propose(x)` returns a frame: the encoded update x. The caller then calls `commit()` if the receiver accepted the frame, and otherwise
-`rollback()`. The state of a memory consists of tensors and bytes, so that it can be written to disk and moved between devices.
+`propose(x)` returns a frame with the update x and, in most memories, the unsent part of earlier updates. This proposal is pending until the
+caller calls `commit()` (the receiver accepted the frame) or `rollback()` (it did not). The state of a memory consists of tensors and bytes,
+so that it can be written to disk and moved between devices.
 
 Subclasses of `Memory` implement `_propose` and `_commit` for a stack: a list of m memories with the same class and codec.
 """
@@ -232,7 +233,7 @@ class Memory(ABC):
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(
-            f"memory '{self.name}' cannot make a frame for the phase '{context.phase}'; use the memory that the strategy requires"
+            f"memory '{self.name}' cannot make a frame for the phase '{context.phase}'; use the --memory that the strategy requires"
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -379,7 +380,7 @@ class Counterpart(ABC):
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate) for clients that are not in `present`, but whose estimates count in the mean. Client ids ascend."""
+        """Yield (client, estimate), ids ascending, for clients not in `present` (the round's clients) whose estimates count in the mean."""
         return ()
 
     def correction(

@@ -146,6 +146,6 @@ def _threshold(context: Context) -> float:
         return -math.inf
     if len(announced) != NUMBER.size:
         raise ProtocolError(
-            f"the server announced a '{THRESHOLD}' of {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
+            f"the server announced a '{THRESHOLD}' of {len(announced)} bytes, not {NUMBER.size}; server and client need the same --memory"
         )
     return NUMBER.unpack(announced)[0]

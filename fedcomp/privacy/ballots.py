@@ -145,7 +145,7 @@ class SealedBallot:
     """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt the ballot."""
 
     slot: Slot
-    point: bytes
+    point: bytes  # the public key E
     commitment: bytes  # the commitment h
     wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: public key of its card, and encrypted K
     content: bytes
@@ -233,7 +233,7 @@ def _wrapping(
 ) -> bytes:
     """Return the key that encrypts the ballot's key K for a voter.
 
-    `own`: the private key of the sender or the voter; `other`: the public key of the other client.
+    `own`: the private key e or the voter's private key; `other`: the public key of the other client. `point` is E, and `public` is R.
     """
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))

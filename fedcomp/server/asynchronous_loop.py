@@ -1,9 +1,9 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
-Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
-that are rejected in the round because they are too late. The downlink bytes of a round are the bytes of the downloads to clients that start
-to train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint
-contains the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after the restart.
+Each round updates the model once. The cohort of a round consists of the clients whose answers the server accepts or rejects in the round,
+and of clients that are rejected because they are too late. The downlink bytes of a round are the bytes of the downloads to clients that
+start to train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A
+checkpoint contains the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after a restart.
 """
 
 import dataclasses

@@ -39,7 +39,7 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return the quota for the first round of a run: all clients. The wait has a time limit only in a resumed run with a deadline."""
+        """Return the quota for the first round after a (re)start: all clients. Only a resumed run with a deadline limits the wait."""
         if resumed and config.deadline:
             return cls(
                 config.clients,

@@ -35,7 +35,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Number of recent model versions that `Broadcasts` remembers. A cache with more versions raises this number.
+# Largest number of model versions that `Broadcasts` remembers, unless the cache has more broadcasts.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -49,8 +49,8 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Download:
-    form: str
-    base: str
+    form: str  # UP_TO_DATE, FRAMES, OVERWRITE or DENSE
+    base: str  # model version to which the download is applied, or "" for DENSE
     frames: list[bytes]
 
     @property
@@ -104,11 +104,11 @@ class Broadcasts:
         if downlink_memory.counterpart is not None:
             raise ConfigError(
                 f"--downlink-memory {downlink_memory.name} needs state on the server and on clients, but clients store only the model; "
-                "use residual"
+                "use --downlink-memory residual"
             )
         if downlink_memory.required_strategy:
             raise ConfigError(
-                f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
+                f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use --downlink-memory residual"
             )
         if downlink_memory.name == "residual" and codec.unscoped.lossless:
             # A lossless codec leaves no residual to store.

@@ -243,6 +243,6 @@ class Checkpoint:
             yield
         except (OSError, SafetensorError, sqlite3.Error) as error:
             raise CheckpointError(
-                f"the checkpoint in {self.folder} could not be written ({error}); the previous checkpoint is intact: make room, "
-                "then continue with --resume"
+                f"the checkpoint in {self.folder} could not be written ({error}); the previous checkpoint is intact; free disk "
+                "space, then continue with --resume"
             ) from error

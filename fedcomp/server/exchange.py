@@ -302,5 +302,5 @@ def _check_step(report: Report, assignment: Assignment) -> None:
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(
-            f"the hash in the report, '{report.ticket}', is not the hash of its frame"
+            f"the hash in the report, '{report.ticket}', is not the hash of the report's frame"
         )

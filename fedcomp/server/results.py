@@ -27,11 +27,11 @@ from ..tasks.data import Examples, describe_non_finite
 
 # Maximum number of rejection reasons in summary.json, and of clients for each reason. The file metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
-# Fields of Summary.
+# Fields of Summary: values of the last round, and sums over all rounds.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
 TRAIN = "train_"  # prefix of the names of metrics from training
-# Metrics for which the mean over the worst tenth of the clients is reported.
+# Metrics for which the mean over the worst tenth of the clients is reported, and whether a higher value is better.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 KINDS = "kinds"  # name of an entry in a checkpoint
 # Kinds of warnings.

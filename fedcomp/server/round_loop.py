@@ -121,7 +121,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # `assignments` still refers to them
+            self.broadcasts.release_downloads()  # clears only the cache: `assignments` has the downloads
             ends = phase.completion or completion
             exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()

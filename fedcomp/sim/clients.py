@@ -19,7 +19,7 @@ OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
 class ClientStore(HostedStates):
-    """The states of all clients, such as residuals. Recently used states are in memory, and the other states are in the run's checkpoint.
+    """The states of all clients, such as error-feedback residuals. Recently used states are in memory; other states are in the checkpoint.
 
     A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not
     depend on where the states are stored. The state of a new client has an error-feedback memory from `make_memory` and the model version

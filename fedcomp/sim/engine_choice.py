@@ -28,10 +28,10 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Limit, in bytes, for the weights and activations of the clients in a batch on a CPU, so that these tensors fit into the CPU's caches.
+# Limit, in bytes, for the weights and activations of clients that a CPU trains together, so that these tensors fit into the CPU's caches.
 CPU_BYTES = 8 << 20
-CPU_WEIGHTS_BYTES = 64 << 20  # limit, in bytes, for the weights of all clients in a batch on a CPU
-CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for the clients in a batch
+CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of clients that a CPU trains together
+CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for clients that are trained together
 # A model with at least this many parameters trains faster in one process with all cores than in several processes
 # (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
@@ -146,7 +146,7 @@ def unbatched_reason(
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
-    """Return the obstacle to training clients in one batch, such as "with --optimizer adamw", or "" if there is none.
+    """Return the obstacle to training clients together, such as "with --optimizer adamw", or "" if there is none.
 
     Recurrent layers, layers that draw random numbers, and layers that keep running statistics cannot be batched.
     """
@@ -247,7 +247,10 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Estimate how many clients fit into memory. Each client needs four vectors of the model's size, and the activations of all layers."""
+    """Estimate how many clients fit into a quarter of a GPU's memory, or into a CPU's caches.
+
+    Each client needs four vectors of the model's size, and the activations of all layers.
+    """
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     weights_bytes = 4 * sum(p.numel() for p in model.parameters())
@@ -258,6 +261,6 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     at_once = max(1, int(CPU_BYTES / client_bytes))
     if not _is_dense(model):
         return at_once
-    # The batched engine is faster than the serial engine only if a batch has many clients, so 16 clients may use more than CPU_BYTES. For
-    # large models, the batched engine is never faster, so CPU_WEIGHTS_BYTES limits their batches.
+    # The batched engine is faster than the serial engine only with many clients at once, so up to 16 clients may use more than CPU_BYTES.
+    # For large models, the batched engine is never faster, so CPU_WEIGHTS_BYTES limits the number of clients.
     return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

@@ -72,7 +72,7 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """A network with the same values for all clients, unless `slow` slows some clients down. Raises SpecError for a value out of range."""
+    """A network with the same values for all clients, unless `spread` or `slow` is set. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)

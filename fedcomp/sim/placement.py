@@ -1,7 +1,7 @@
-"""The placement of clients' vectors, such as residuals, between rounds: on the device, in main memory, or in the run's checkpoint on disk.
+"""The placement of clients' vectors, such as residuals of error feedback, between rounds: on the device, in main memory, or on disk.
 
-The placement depends on the largest total size that the vectors can reach, and on the free memory at the start of the run. The results of
-the run do not depend on the placement.
+By default, the placement depends on the largest total size that the vectors can reach, and on the free memory at the start of the run. The
+results of the run do not depend on the placement.
 """
 
 import math
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-# The vectors of all clients may use this fraction of the free memory (of the device or the host).
+# With --residuals auto, the vectors of all clients may use this fraction of the free memory (of the device or the host).
 MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")
@@ -64,7 +64,7 @@ def choose_placement(
     if name in free and needed > free[name]:
         where = "the device's memory" if name == DEVICE else "memory"
         raise ConfigError(
-            f"--residuals {name}: the vectors of {clients:,} clients may take {human_bytes(needed)}, but only "
+            f"--residuals {name}: the states of {clients:,} clients may need {human_bytes(needed)}, but only "
             f"{human_bytes(free[name])} of {where} are free; leave --residuals out, or give --residuals file"
         )
     budget_bytes = CACHE_FRACTION * host if name == FILE else math.inf

@@ -41,7 +41,7 @@ LOCAL_TRAINING_S = 0.5
 # The run fails after this number of consecutive failed starts: workers that died before they had loaded the task.
 MAX_FAILED_STARTS = 3
 # The run fails if too many workers in a row die before one of them trains a client. The limit is this constant times the number of
-# workers, which counts as at least 3.
+# workers, and at least three times this constant.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -90,7 +90,7 @@ class SharedTensor:
 class UpdateMemory:
     """Shared memory for the updates of a cohort. Not thread-safe.
 
-    The memory is reused for the next cohort if the next updates have the same total size, and no tensor refers to the previous updates. New
+    The memory is reused for the next cohort if the next updates have the same shape, and no tensor refers to the previous updates. New
     memory would be slower, because the operating system fills new memory with zeros.
     """
 
@@ -143,7 +143,7 @@ class Worker:
             status = self.process.wait(0.2)
         except subprocess.TimeoutExpired:
             self.kill()
-            return "was ended"
+            return "lost its connection"
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with exit status {status}"
@@ -310,7 +310,7 @@ class WorkerEngine(Engine):
                 self._store_result(worker, answer, queue)
             elif answer:
                 raise TaskError(
-                    f"a worker process cannot load --task {self.config.task}, which this process has loaded: {answer}; "
+                    f"a worker process cannot load --task {self.config.task}, although the main process can: {answer}; "
                     "give --engine serial"
                 )
             else:

@@ -5,8 +5,8 @@ actor has one core, one thread and, with --device cuda, a quarter of a GPU. The 
 and sends each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics
 are sent with a job and returned with its update. Every actor therefore computes bit for bit the update of the serial engine on one thread.
 
-Ray's object store holds one copy per machine of the data, and of the weights with which a round starts. Every machine of a cluster needs
-fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
+On each machine, Ray's object store holds one copy of the data, and one copy of the weights with which a round starts. Every machine of a
+cluster needs fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
 """
 
 import importlib.util

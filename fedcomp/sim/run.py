@@ -56,7 +56,7 @@ from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, random_work_s, step_counter
 
-STACK_BYTES = 64 << 20  # size in bytes of the updates that are encoded together
+STACK_BYTES = 64 << 20  # approximate total size in bytes of the updates that are encoded together
 
 
 def simulate(

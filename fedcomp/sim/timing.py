@@ -5,8 +5,8 @@ immediately, but delivers an answer only when the virtual clock reaches its time
 next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
 starts the newest assignment. In a deployment, older assignments that the client has not started have no effect. In the simulation, these
 older assignments change the client's state, since the simulation computes the answer to an assignment immediately. If a client goes offline
-before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits until the
-deadline or, without a deadline, until all other clients have answered.
+before its answer arrives, the server stops waiting for the answer after GRACE_S seconds. If a client does not answer, the exchange waits
+until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. If enough other clients are online, a client that missed a deadline is drawn only after
 its late answer has arrived (server/availability.py). While too few clients are online, virtual time advances.
@@ -34,7 +34,7 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name of the timing state in a checkpoint
-# The mean duration of a round on the slowest client is at most this multiple of the mean duration on the fastest client.
+# Without --network, the mean duration of a round on the slowest client is at most this multiple of the mean duration on the fastest client.
 MAX_SLOWDOWN = 4.0
 # The duration of a client's round differs from the client's mean by at most this fraction of the mean.
 MAX_SWING = 0.5
@@ -112,7 +112,7 @@ class TimedTransport(Transport):
         steps: Callable[[Assignment], int],
     ):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
-        # Maps a client to start and end of the work on its newest assignment, in seconds since the start of the run.
+        # Maps a client to the start and the end of its work on its newest assignment, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
         # Maps a client to the time at which its answer to a cancelled assignment arrives, in seconds since the start of the run.
         self.late: dict[int, float] = {}

@@ -135,13 +135,13 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` that can be pickled for another process, in which each tensor is wrapped."""
+    """Return a copy of `job` with wrapped tensors, which can be pickled for another process."""
     buffers, state = map_nested((job.buffers, job.state), PickledTensor)
     return job._replace(buffers=buffers, traces=job.traces.map(pack_trace), state=state)
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a copy of `result` that can be pickled for another process, in which each tensor is wrapped."""
+    """Return a copy of `result` with wrapped tensors, which can be pickled for another process."""
     buffers, state = map_nested((result.buffers, result.state), PickledTensor)
     return result._replace(buffers=buffers, state=state)
 

@@ -52,7 +52,8 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of the given layout.
 
-    Raises SpecError for an invalid spec string, and ConfigError for settings that do not suit the strategy.
+    `settings`: keyword arguments of `RoundStrategy`, such as `warn`. Raises SpecError for an invalid spec string, and ConfigError for a
+    `config` that does not suit the strategy.
     """
     cls, options = _chosen(text)
     return cls(config, layout, options=options, **settings)

@@ -26,8 +26,8 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # rejection stage of a client that missed the deadline
-QUORUM = "quorum"  # rejection stage of a client that had not answered when the quorum was reached
+DEADLINE = "deadline"  # stage named in the rejection of a client that missed the deadline
+QUORUM = "quorum"  # stage named in the rejection of a client that had not answered when the quorum was reached
 
 # An encoded update, None if the client sends nothing, or an error if the client failed.
 Frame = bytes | None | FedcompError

@@ -11,11 +11,11 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions.
 
-A vote is correct if it is the majority over all partitions. The last 2b+1 seats have all partitions, so their honest votes are correct. Of
-the seats i and s+i, for each i < s, at most one votes wrongly. So if all voters are honest, the correct votes outnumber the wrong votes by
-at least 2b+1. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So with f Byzantine votes and `a`
-absent seats, the result stays correct if 2f + a ≤ 2b. Every seat has an odd number of partitions, so its vote has no ties. The redundancy
-of `deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
+A vote is correct if it equals the majority over all partitions. The last 2b+1 seats have all partitions, so their honest votes are correct.
+Of the seats i and s+i, for each i < s, at most one votes wrongly. So if all voters are honest, the correct votes outnumber the wrong votes
+by at least 2b+1. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So with f Byzantine votes and
+`a` absent seats, the result stays correct if 2f + a ≤ 2b. Every seat has an odd number of partitions, so its vote has no ties. The
+redundancy of `deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, the code sets one random entry to 1 in each empty row and column. Repeated draws raise the mean redundancy, for example from 2
@@ -104,7 +104,7 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether the result is correct with f Byzantine and `absent` absent voters in any seats: 2f + absent < margin."""
+        """Return whether the result is correct with f = `byzantine_allowed` Byzantine and `absent` absent voters: 2f + absent < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 

@@ -9,8 +9,8 @@ count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server
     Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
 
-λ is the learning rate of the round divided by that of the run, η the server's learning rate (`server_lr`), and C the downlink codec, which
-has no error-feedback memory. Last, the server removes the sent values C(Δ) from both sketches:
+Here λ is the learning rate of the round divided by that of the run, η is the server's learning rate (`server_lr`), and C is the downlink
+codec, which has no error-feedback memory. Last, the server removes the sent values C(Δ) from both sketches:
 
     error=subtract:   S_e ← S_e − S(C(Δ));  S_u ← S_u − S(the estimates from S_u at the coordinates of C(Δ)).
     error=zero:       The server sets all cells of S_e and S_u to 0 that contain a nonzero coordinate of C(Δ).
@@ -20,8 +20,8 @@ authors' code, the step Δ is multiplied by the λ of the current round and by �
 error=subtract, the error of C stays in S_e. The paper subtracts gradients; in fedcomp, clients send updates, which are added. Removing the
 sent coordinates from S_u is the momentum masking of Lin et al. 2018.
 
-The authors' code implements error=zero. With error=zero, the values of other coordinates that share a zeroed cell are also deleted, so that
-S_e stays bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), error=subtract and error=zero both reach an
+The authors' code implements error=zero. With error=zero, the values of other coordinates that share a zeroed cell are also deleted, which
+keeps S_e bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), error=subtract and error=zero both reach an
 accuracy of 91.4 % after 200 rounds. With small sketches (3 × 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
 Therefore, error=zero is the default.
 

@@ -99,7 +99,7 @@ class PowerSGD(Average):
             mean = self.weighted_mean(result.accepted, self.left_numel).numpy()
             if not np.isfinite(mean).all():
                 raise NonFiniteError(
-                    "the mean of the clients' left factors contains NaN or infinity"
+                    "the mean of the clients' factors P contains NaN or infinity; lower --lr"
                 )
             factors = as_arrays(mean, self.factor_layout.left_shapes)
             bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]

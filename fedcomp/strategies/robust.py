@@ -50,7 +50,7 @@ from ..errors import ConfigError
 from ..kernels.sums import mean_of_ranks
 from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
 
-BLOCK = 1 << 17  # coordinates to read at a time; a multiple of the block size of rotations
+BLOCK = 1 << 17  # coordinates to read at a time; a multiple of hadamard.BLOCK, for speed
 CHUNK = 1 << 13  # coordinates per inner product; a divisor of BLOCK
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -1,10 +1,10 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
 The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
-to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the paper. The learning
-rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up, the rate
-follows its schedule (schedules.py). A byte budget limits every update: a client gets the largest density at which every frame (encoded
-update) fits into the client's part of the budget.
+to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.29, 1.58, 0.40 and 0.1 %, nearly as in the paper. The
+learning rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up,
+the rate follows its schedule (schedules.py). A byte budget limits every update: a client gets the largest density at which every frame
+(encoded update) fits into the client's part of the budget.
 """
 
 import math

@@ -210,7 +210,7 @@ class SealedElectionClient(ClientAlgorithm):
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Extend the base method: also raise ProtocolError if the assignment contradicts the announced terms, or repeats a signed round."""
+        """Extend the base method: also raise ProtocolError if the assignment contradicts the terms, or repeats a round or an attempt."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
@@ -404,7 +404,7 @@ def signed_attempts(state: RoundState | None) -> list[bytes]:
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the client's SignatureLog entry for a run: the last signed round and all attempts, or b"" if the client signed nothing."""
+    """Return a client's entry in the log of signatures: the last signed round and all attempts, or b"" if the client signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 

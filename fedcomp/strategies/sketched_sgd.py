@@ -96,7 +96,7 @@ class SketchedSGD(Average):
             mean = torch.zeros(self.layout.numel, dtype=torch.float32)
             weighted = self.weighted_updates(result.accepted)
             updates = [update for update, _ in weighted]
-            # Halve the weights so that the sum cannot overflow.
+            # Only the order of the estimates matters. Halve the weights, so that the sum cannot overflow.
             add_all(updates, [weight / 2 for _, weight in weighted], mean)
             self.candidates = kernels.top_k([mean], self.max_candidates).positions.numpy()
             self._announced = _marks(self.candidates, self.layout.numel)

@@ -43,7 +43,7 @@ from .codes import signs_of
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
-# A majority is large if the votes for and against differ by at least this fraction of the voters.
+# A majority is large if the votes for and against differ by at least this fraction of the voters, and by at least two votes.
 WIDE_MARGIN = 0.5
 
 
@@ -89,8 +89,8 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} changes every coordinate by the same amount, but --downlink {self.downlink} sends other "
-                "changes; leave --downlink out, or give --downlink-memory residual"
+                f"--strategy {self.name} changes every coordinate by the same amount, but --downlink {self.downlink} cannot send "
+                "such changes exactly; leave --downlink out, or give --downlink-memory residual"
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Tasks by name: built-in tasks, tasks of other packages, and a user's own tasks as path/file.py:name."""
+"""Tasks by name: built-in tasks, tasks from plugins (fedcomp/plugins.py), and a user's own tasks as path/file.py:name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +31,7 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return the registered tasks by name, including those of other packages. Each value is a function that takes the data folder or None,
+    """Return the registered tasks by name, including tasks from plugins. Each value is a function that takes the data folder or None,
     and returns the Task.
     """
     return {name: partial(load, name) for name in _TASKS}

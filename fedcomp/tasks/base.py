@@ -124,7 +124,7 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss` and `forward` has an argument with
+        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss`, and `forward` has an argument with
         the name of the targets' key, the targets are passed too, so that the model can compute `.loss`.
         """
         inputs = batch.inputs

@@ -56,8 +56,8 @@ class Data:
     """Examples in memory.
 
     `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
-    by class need int64 [N]. `groups` [N] holds the group of each example, such as a user id. The partition `natural` assigns all examples
-    of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
+    by class need integers [N]. `groups` [N] holds the group of each example, such as a user id. The partition `natural` assigns all
+    examples of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
     """
 
     inputs: Inputs

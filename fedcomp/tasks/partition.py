@@ -36,7 +36,7 @@ class IID:
 
 @dataclass(frozen=True)
 class Classes:
-    """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
+    """Give each client examples of N = `per_client` random classes, about equally many of each class.
 
     This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
     examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes N parts:

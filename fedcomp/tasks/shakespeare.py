@@ -1,7 +1,7 @@
 """Tiny Shakespeare: prediction of the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
 
 The task is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
-data", AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
+data", AISTATS 2017. The benchmark LEAF (Caldas et al. 2018) contains a similar task, with a client for each role. The model has an
 embedding of 8 dimensions and two LSTM layers of 256 units. For a window of 80 characters, the model predicts the next character at every
 position, as in McMahan et al. and Reddi et al. 2021. In LEAF, the model predicts only one character, which follows the window.
 

@@ -2,7 +2,7 @@
 
 Since max(relu(x)) = relu(max(x)), the ReLU is applied after max-pooling, where fewer elements are left. The outputs are bit-identical to
 those of separate layers. In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward
-pass skips zero gradients (kernels/pooled.py), and sums gradients in another order than torch.
+pass skips zero gradients (kernels/pooled.py). It sums gradients in another order than torch, so the sums differ by rounding.
 """
 
 from collections.abc import Iterator, Sequence

@@ -213,7 +213,7 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum after the last step. Returns None, because SGD has no state except momentum."""
+        """Store the momentum in the job's `Traces`. Returns None, because SGD has no state except momentum."""
         self.descent.finish()
 
 
@@ -346,7 +346,7 @@ class SerialEngine(ClientEngine):
         for rows, augmentation in zip(index.split(sizes), augmentations, strict=False):
             batch = data.batch(rows)
             if augmentation is not None and self.task.augment is not None:
-                assert isinstance(batch.inputs, Tensor)  # tasks/check.py requires it
+                assert isinstance(batch.inputs, Tensor)  # tasks/check.py requires one input tensor
                 inputs = self.task.augment.apply(batch.inputs, augmentation)
                 batch = Batch(inputs, batch.targets)
             yield batch

@@ -6,10 +6,10 @@ communication efficient momentum SGD", ICML 2019.
 
     g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start.
 
-Here, w are the weights (w_start at the start of the round), g is the gradient, L_B is the mean loss of a batch B, λ is the weight decay, μ
-is the momentum, and η is the learning rate. The proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near the global
-model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020). The gradient correction
-c is 0, unless a strategy such as SCAFFOLD sets it.
+Here, w are the weights (w_start at the start of the round), L_B is the mean loss of a batch B, λ is the weight decay, u is the momentum
+vector with the coefficient μ, and η is the learning rate. The proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near
+the global model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020). The gradient
+correction c is 0, unless a strategy such as SCAFFOLD sets it.
 
 With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update the server accepted, u restarts from
 zero. This momentum masking is from Sattler, Wiedemann, Müller, Samek, "Sparse binary compression", IJCNN 2019.

@@ -26,8 +26,8 @@ def check(value: Any) -> None:
             check(part)
     elif not isinstance(value, Tensor | bool | int | float | str | None):
         raise TaskError(
-            f"the state that a client keeps between rounds contains a {type(value).__name__}; use tensors, numbers, strings, and dicts "
-            "and lists of them"
+            f"the state that a client keeps between rounds contains a {type(value).__name__}; store only tensors, numbers, strings, and "
+            "dicts and lists of them in local_round.state or in the optimizer"
         )
 
 

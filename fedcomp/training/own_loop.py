@@ -86,8 +86,8 @@ class OwnLoopEngine(ClientEngine):
             if not isinstance(after, nn.Parameter) or after.shape != data.shape:
                 found = f"of the shape {[*after.shape]}" if isinstance(after, Tensor) else "missing"
                 raise TaskError(
-                    f"task '{self.task.name}': after train_fn, the parameter '{name}' of {type(module).__name__} is {found}; keep its "
-                    f"shape {[*data.shape]}"
+                    f"task '{self.task.name}': after train_fn, the parameter '{name}' of {type(module).__name__} is {found}; keep the "
+                    f"parameter with its shape {[*data.shape]}"
                 )
 
     def train_job(
@@ -117,7 +117,7 @@ class OwnLoopEngine(ClientEngine):
         examples = numbers.pop("examples", len(rows))
         if not 1 <= examples <= MAX_EXAMPLES:
             raise TaskError(
-                f"task '{self.task.name}': train_fn returned {examples:g} examples; return a number from 1 to {MAX_EXAMPLES:g}"
+                f"task '{self.task.name}': train_fn returned {examples:g} as 'examples'; return a number from 1 to {MAX_EXAMPLES:g}"
             )
         loss, state = numbers.pop("loss"), local_round.state or None
         if not math.isfinite(loss) and out.isfinite().all():

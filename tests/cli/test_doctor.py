@@ -485,7 +485,7 @@ def test_a_client_that_trusts_another_ca_fails(folder):
     assert output["enrolled"] == (
         "failed",
         "client 0 is accepted, but the enrolment file trusts another CA than the folder",
-        "copy clients/0.toml again",
+        "copy clients/0.toml to the client again",
     )
 
 

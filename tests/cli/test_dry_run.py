@@ -92,8 +92,8 @@ def test_the_command_prints_a_line_for_each_alternative_and_writes_nothing(tmp_p
     assert done.exit_code == 0 and [*tmp_path.iterdir()] == []
     model, head, identity, stc, dense, ratio, note = done.stdout.splitlines()
     assert model == "42 parameters in 4 tensors, 168 B as float32" and head.split()[:2] == [
-        "frame",
-        "up",
+        "update",
+        "longest",
     ]
     estimate = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert re.split(r"\s{2,}", dense)[-3:] == [

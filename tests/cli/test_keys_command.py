@@ -194,7 +194,7 @@ def test_renew_the_server_adds_a_host(folder):
 
 def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; to renew a certificate anyway, give the id of a client, relay-0"
+        "No certificate ends within 30 days; to renew one anyway, give a client's id, a relay such as relay-0"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)

@@ -100,7 +100,7 @@ def test_suspected_clients_are_ordered_by_suspicion(fake_run, capsys):
     plain = LineDisplay()
     plain.on_run_start(run.header)
     plain.on_round_end(record)
-    assert "suspected: client 3 92 %, client 1 50 %" in capsys.readouterr().out.splitlines()
+    assert "votes against a large majority: client 3 92 %, client 1 50 %" in capsys.readouterr().out
     dashboard = Dashboard()
     dashboard.on_run_start(run.header)
     dashboard.on_round_end(record)

@@ -91,7 +91,7 @@ def test_a_new_reason_is_reported_once(tmp_path):
     output, port = [], server.port
     clients = process(port, output, enrolment=enrolment)
     with running(clients, ends_with=UserError):
-        wait_for(output, f"{LAST}, until it is stopped")
+        wait_for(output, f"{LAST}, without a time limit")
         server.open()
         wait_for(output, "is not TOML")
         server.close()
@@ -112,7 +112,7 @@ def test_many_clients_report_a_missing_server_in_few_combined_messages():
     assert output[0].startswith("clients 0") and "nothing listens on" in output[0]
     assert {sentence.rpartition("; ")[2] for sentence in output} == {
         "trying again in 0.01 s",
-        f"{LAST}, until it is stopped: the server may be down, or the run may be over",
+        f"{LAST}, without a time limit: the server may be down, or the run may be over",
     }
     assert len(output) < 20
 

@@ -63,7 +63,7 @@ def test_a_name_without_options_has_the_default_options_of_a_run(option):
         ("stc:denisty=1%", "no option 'denisty'; did you mean 'density'"),
         ("topk:vlaues=fp16", "no option 'vlaues'; did you mean 'values'"),
         ("topk:values=fp17", "cannot be 'fp17'; did you mean 'fp16'"),
-        ("identity:density=1%", "no option 'density'; it takes none"),
+        ("identity:density=1%", "no option 'density'; it takes no options"),
         (
             "stc:density=0",
             "density must be in (0, 1]; try density=1%",
@@ -97,7 +97,10 @@ def test_a_name_without_options_has_the_default_options_of_a_run(option):
         ),
         ("threshold:tau=1%,values=bf16", "values cannot be 'bf16'"),
         ("topk:density=1%+nonsense@layer", "unknown codec 'nonsense'"),
-        ("topk:density=1%+fp16:density=1%", "codec 'fp16' has no option 'density'; it takes none"),
+        (
+            "topk:density=1%+fp16:density=1%",
+            "codec 'fp16' has no option 'density'; it takes no options",
+        ),
         ("topk:density=2+fp16", "density must be in (0, 1]; try density=1%"),
         ("topk+", "'topk+' is incomplete"),
         ("+fp16", "'+fp16' is incomplete"),

@@ -87,7 +87,7 @@ def test_frozen_and_killed_clients_miss_one_deadline_and_full_disks_are_reported
 
         fill_the_disk(server)
         assert server.end() == 6, server.output
-        why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact: make room, then .* --resume"
+        why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact; free disk space, .* --resume"
         assert (
             re.search(f"^fedcomp: {why}$", server.output, re.MULTILINE)
             and "Traceback" not in server.output

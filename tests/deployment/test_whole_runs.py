@@ -77,7 +77,7 @@ def test_a_running_server_follows_changed_keys_and_survives_a_malformed_registry
         assert "is not TOML" in late.output[0]
         assert not late.has_logged("connected")
         registry.write_text(whole)
-        yield from rounds_until(lambda: late.has_logged("takes part as client 2"), late.output)
+        yield from rounds_until(lambda: late.has_logged("joined the run as client 2"), late.output)
         assert sum("is valid again" in text for text in run.warnings) == 1
 
         newer = run.start(2)
@@ -85,7 +85,9 @@ def test_a_running_server_follows_changed_keys_and_survives_a_malformed_registry
         assert isinstance(late.error, UserError)
         assert "a newer connection has joined as client 2, and the server keeps" in str(late.error)
 
-        yield from rounds_until(lambda: newer.has_logged("takes part as client 2"), newer.output)
+        yield from rounds_until(
+            lambda: newer.has_logged("joined the run as client 2"), newer.output
+        )
         revoke(keys, 2)
         yield from rounds_until(lambda: newer.ended, newer.output)
         assert isinstance(newer.error, UserError) and "client 2 is revoked" in str(newer.error)

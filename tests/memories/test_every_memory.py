@@ -286,7 +286,7 @@ def test_an_empty_vector_can_be_proposed(name):
         ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
         ("nothing", "unknown memory 'nothing'"),
         ("", "incomplete"),
-        ("none:beta=1", "memory 'none' has no option 'beta'; it takes none"),
+        ("none:beta=1", "memory 'none' has no option 'beta'; it takes no options"),
         ("residual:decay=1.1", "decay is 1.1; give 0 to 1"),
         ("residual@layer", "a memory has no scope"),
         (

@@ -226,7 +226,7 @@ def test_memories_with_one_frame_refuse_a_second_phase():
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="memory 'residual' cannot make a frame for the phase 'right'; use the memory that the strategy requires",
+        match="memory 'residual' cannot make a frame for the phase 'right'; use the --memory that the strategy requires",
     ):
         right(m, b"")
     assert m.pending == frame

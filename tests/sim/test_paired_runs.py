@@ -91,7 +91,7 @@ def test_skipped_updates_are_in_the_metrics(tmp_path):
         ({"memory": "diana"}, "use --uplink qsgd"),
         ({"memory": "laq"}, "laq:errors=0"),
         ({"memory": "diana:alpha=2", "uplink": "natural"}, "at most 0.888889"),
-        ({"downlink_memory": "ef21"}, "use residual"),
+        ({"downlink_memory": "ef21"}, "use --downlink-memory residual"),
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):

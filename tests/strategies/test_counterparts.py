@@ -524,7 +524,7 @@ def test_a_round_without_accepted_updates_does_not_move_the_model():
 def test_the_downlink_refuses_memories_with_state_on_both_sides(name):
     with pytest.raises(
         ConfigError,
-        match=f"--downlink-memory {name} needs state on the server and on clients, .* use residual",
+        match=f"--downlink-memory {name} needs state on the server and on clients, .* use --downlink-memory residual",
     ):
         Federation(replace(HALF, downlink="identity", downlink_memory=name))
 

@@ -381,7 +381,10 @@ def test_unset_uplink_and_memory_get_the_defaults_of_the_strategy(tmp_path):
         ),
         ({"strategy": "powersdg"}, "unknown strategy 'powersdg'; did you mean 'powersgd'"),
         ({"strategy": "powersgd@layer"}, "has no scope"),
-        ({"strategy": "average:rank=1"}, "strategy 'average' has no option 'rank'; it takes none"),
+        (
+            {"strategy": "average:rank=1"},
+            "strategy 'average' has no option 'rank'; it takes no options",
+        ),
         ({"density_warmup": 3}, "leave --density-warmup out"),
     ],
 )

@@ -283,7 +283,7 @@ def test_the_tiny_task_is_learned_with_the_defaults_of_the_strategy(tmp_path):
         ({"memory": "ecq"}, "does not work with memory 'ecq'; leave --memory out, or give none"),
         (
             {"strategy": "shared-scale:x=1"},
-            "strategy 'shared-scale' has no option 'x'; it takes none",
+            "strategy 'shared-scale' has no option 'x'; it takes no options",
         ),
     ],
 )

@@ -71,7 +71,7 @@ class ComparisonFolder(OutFolder):
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def write_options(self, resolved: Mapping[str, Any]) -> None:
-        """Write the options and the table [resolved] to alternatives.toml. Raises RunFolderError."""
+        """Write the options and the table [resolved] to alternatives.toml. Raises RunFolderError if the file cannot be written."""
         self._replace(ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)}))
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ComparisonFolder(OutFolder):
         return done == rounds
 
     def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
-        """Read the rounds of a run that was finished before the comparison was resumed. Raises RunFolderError."""
+        """Read the rounds of a run that was finished before the comparison was resumed. Raises RunFolderError if there are none."""
         from ...server.run_folder import METRICS, read_records
 
         folder, progress.state = self.path / alternative.name, DONE
@@ -126,7 +126,7 @@ class ComparisonFolder(OutFolder):
             progress.add(record)
 
     def write_comparison(self, values: Mapping[str, Any]) -> None:
-        """Write comparison.json. Raises RunFolderError."""
+        """Write comparison.json. Raises RunFolderError if the file cannot be written."""
         file, text = self.path / COMPARISON, json.dumps(values, indent=2) + "\n"
         advice = "free disk space, then give --resume"
         with os_errors(RunFolderError, f"{file} cannot be written", advice):

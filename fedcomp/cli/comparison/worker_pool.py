@@ -42,14 +42,14 @@ class WorkerProcess:
         # Output of the worker process. If the process crashes, the error message quotes the last line of the output.
         self.log = tempfile.TemporaryFile()
         path = [place for place in sys.path if isinstance(place, str)]
-        with other:  # a new process group, so that Ctrl-C reaches only the parent
+        with other:  # this process closes its copy of the worker's end of the connection
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(other.fileno()), *path],
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=[other.fileno()],
-                process_group=0,
+                process_group=0,  # a new process group, so that Ctrl-C reaches only the parent
             )
         self.order = -1  # index of the order that is being executed
 

@@ -14,13 +14,14 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit.
+# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. For curves over bytes,
+# these are the largest and the smallest of the final values.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # values with a larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
 # Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
-MIN_POINTS_OF_LINE = 8
+MIN_POINTS_OF_LINE = 8  # a line has at least this number of such points, even if the chart then has more than MAX_POINTS
 MARKERS_PER_LINE = 6
 
 
@@ -36,24 +37,24 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """The results in one chart. The chart has a Pareto front if all results belong to the same learning problem."""
+    """Results that are drawn in the same charts. A Pareto front is drawn if all results belong to the same learning problem."""
 
     title: str
     entries: Sequence[ReportLine]
 
     @property
     def comparable(self) -> bool:
-        """Whether the chart compares several results of the same learning problem."""
+        """Whether the panel has several results, all of the same learning problem."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
     def by_loss(self) -> bool:
-        """Whether the chart shows losses. A chart shows losses if none of its results has an accuracy."""
+        """Whether results are compared by loss, because none of them has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return one panel (chart) per learning problem. If no problem has several results, return a single panel with all results."""
+    """Return one panel per learning problem. If no problem has several results, return a single panel with all results."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
@@ -79,7 +80,7 @@ class Quantity:
     show: Callable[[float], str]
     whole: bool = False
     cumulative: bool = False
-    # The axis is logarithmic if its largest value divided by its smallest value is above this limit.
+    # The axis is logarithmic above this ratio; see LOG_BYTES.
     log_from: float = math.inf
 
     def of(self, run: Run) -> np.ndarray:

@@ -66,7 +66,7 @@ def write(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report on groups of runs. `failed` maps the folder of each failed run to its error message. Raises RunFolderError."""
+    """Write the report on groups of runs to the file `page`, or raise RunFolderError. See `html` for `target` and `failed`."""
     text = html(groups, target, failed)
     with os_errors(RunFolderError, f"{page} cannot be written", "give another --out"):
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html to the folder of an ended run, if the folder contains a run. On an error, call `warn` with the message."""
+    """Write report.html to the folder of a run that has ended, unless the run wrote nothing. On an error, call `warn` with the message."""
     if (folder / RUN_FILE).is_file():
         try:
             write(groups_of([load(folder)]), folder / REPORT, target)

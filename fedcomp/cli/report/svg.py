@@ -98,7 +98,7 @@ class Point:
     x: float
     y: float
     text: str
-    marked: bool = True
+    marked: bool = True  # whether the point has a visible marker
     data: str = ""
 
 
@@ -107,7 +107,7 @@ class Series:
     """A data series of a chart: points and a line of the same style.
 
     `band` contains (x, lowest value, highest value) for each x, drawn as an area, or as a vertical line if there is only one x. If `ring`
-    is set, circles are drawn around the points.
+    is set, circles are drawn around the points. `faint` fades the series, and `size` scales its markers.
     """
 
     name: str

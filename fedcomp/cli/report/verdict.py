@@ -13,7 +13,7 @@ MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return one or two HTML sentences about the results in each chart (panel)."""
+    """Return an HTML text of a few sentences about each panel: results, recommendation and failures."""
     sentences = []
     for panel in panels:
         entries = panel.entries

@@ -18,14 +18,14 @@ from ...errors import FedcompError
 from ...keys.connection import join_address
 
 LOOPBACK = "127.0.0.1"
-STOP_S = 5.0
-HELP_S = 60.0
-PR_SET_PDEATHSIG = 1
+STOP_S = 5.0  # time for a process to end before it is killed
+HELP_S = 60.0  # time limit of a command with --help
+PR_SET_PDEATHSIG = 1  # prctl option of Linux: kill a process when its parent ends
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
 def script(name: str, env: dict[str, str]) -> str:
-    """Return the path of an installed command. Raises FedcompError."""
+    """Return the path of an installed command. Raises FedcompError if the command is not installed."""
     command = shutil.which(name, path=env["PATH"])
     if command is None:
         raise FedcompError(
@@ -103,7 +103,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
     def die_with_parent() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the parent ended before the call of prctl
             os._exit(1)
 
     env = environment(home)

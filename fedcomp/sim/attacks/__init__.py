@@ -21,7 +21,7 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return a dict that maps the names of attacks to their classes, including attacks from other installed packages."""
+    """Return a dict that maps the names of attacks to their classes, including attacks from plugins (fedcomp/plugins.py)."""
     return _ATTACKS.available()
 
 

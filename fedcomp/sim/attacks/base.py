@@ -101,11 +101,11 @@ class Attack:
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < first + MAX_RANGE:
                 raise SpecError(
-                    f"clients cannot be '{self.clients}'; give ids and ranges of ids, such as 3/7/10-14"
+                    f"clients={self.clients} is not a list of client ids; give ids and ranges of ids, such as clients=3/7/10-14"
                 )
             clients += range(first, last + 1)
         if len(clients) != len(set(clients)):
-            raise SpecError(f"clients={self.clients} names a client twice; remove one of the two")
+            raise SpecError(f"clients={self.clients} names a client twice; give each id once")
         return sorted(clients)
 
     @property

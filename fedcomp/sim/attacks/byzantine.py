@@ -168,7 +168,7 @@ class ByzantineClients(ClientHook):
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
     """Return a dict from Byzantine client to attack.
 
-    If an attack does not name its clients, they are drawn at random.
+    If an attack does not name its clients, they are drawn at random. Attacks with `uses_allocation` choose their clients in each round.
     """
     attackers: dict[int, Attack] = {}
     for attack in attacks:

@@ -230,7 +230,7 @@ class BatchedEngine(Engine):
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the compiled kernels of softmax regression can train these batches."""
+        """Return whether to train these batches with the compiled kernels of softmax regression."""
         return (
             self.regression is not None
             and not has_traces

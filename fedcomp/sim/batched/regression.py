@@ -52,7 +52,7 @@ class Regression:
         return cls(shape[0], shape[1], weights, biases, flattens=bool(flattens))
 
     def supports(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Return whether `descend` can train batches of the given sizes with the options `sgd`."""
+        """Return whether `descend` supports batches of these sizes and the options `sgd`, and is faster than torch."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"

@@ -40,8 +40,8 @@ class Compressed(Strategy):
     `uplink`, `downlink`: specs of the codecs that compress clients' updates and the server's broadcasts; the codec `identity` does not
     compress. `downlink_memory`: spec of the server's error-feedback memory, which keeps the parts of the model's changes that broadcasts
     left out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `whole`: name
-    patterns of float arrays to send uncompressed; other arrays are always sent uncompressed. `seed`: seed of the codecs that use random
-    numbers.
+    patterns of float arrays to send uncompressed; arrays of other types are always sent uncompressed. `seed`: seed of the codecs that use
+    random numbers.
 
     The attributes `traffic` and `rejections` are dictionaries with a key (round, "train" or "evaluate") for each phase. `traffic` has the
     bytes that each client received and sent. `rejections` has the rejected replies with the reasons. Raises SpecError for an invalid spec,

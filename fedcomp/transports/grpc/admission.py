@@ -90,7 +90,7 @@ class Admission:
         if stream.client < 0:
             self._identify(stream, presence.client)
         elif presence.client != stream.client:
-            self.warn(f"{name} cannot take part as client {presence.client}")
+            self.warn(f"{name} was refused, because it claims to be client {presence.client}")
             reason = f"this client is client {stream.client} and cannot take part as client {presence.client}"
             raise self.refusal("other client", reason, retry=False)
 
@@ -124,7 +124,7 @@ class Admission:
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
         """Count and report a connection from `host` that sends too many bytes.
 
-        If a client or relay has joined on the connection, refuse it for FLOOD_PAUSE_S seconds.
+        If a client or relay has joined on the connection, the client or relay may not join again for FLOOD_PAUSE_S seconds.
         """
         self.refused["flood"] += 1
         name = f"a connection from {host} on which no client has joined"

@@ -30,7 +30,7 @@ _BOTH = {
 }
 _SERVER = {
     # Flow-control window: bytes that gRPC buffers per connection before the server has read them. It limits the memory that clients can
-    # make the server use, and the upload of one client: measured at 1.9 MB/s with a round-trip time of 0.2 s.
+    # make the server use. It also limits the upload speed of a client: measured at 1.9 MB/s with a round-trip time of 0.2 s.
     "grpc.http2.lookahead_bytes": 1 << 18,
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.max_concurrent_streams": 1,
@@ -41,7 +41,7 @@ _SERVER = {
     "grpc.absolute_max_metadata_size": 8192,
 }
 _CLIENT = {
-    # The same for downloads. The window is larger, because the server chooses what it sends.
+    # Flow-control window for downloads. It is larger than the server's window, because clients trust the server.
     "grpc.http2.lookahead_bytes": 1 << 20,
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.use_local_subchannel_pool": 1,  # gives each client of a process its own connection

@@ -32,10 +32,10 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
-# The port checks for floods of bytes every CHECK_S seconds, or less often, so that the time between two checks is CHECK_RATIO times the
-# processor time of a check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
+# The port checks for floods of bytes every CHECK_S seconds. If checks are slow, the pause after a check is CHECK_RATIO times the processor
+# time of the check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
 CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.01, 50, 10
-CUT_S = 0.05  # time between the ends of two frozen connections
+CUT_S = 0.05  # time between cutting two frozen connections (`PortTraffic.freeze`)
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.

@@ -204,10 +204,10 @@ class PortTraffic:
             self._discard(peer, _drop_packets)
 
     def cut_frozen(self) -> bool:
-        """Cut the oldest frozen connection if it is time. Return whether it was cut.
+        """Cut the oldest frozen connection if it is due. Return whether a connection was cut.
 
         A connection stays frozen for FROZEN_S seconds. While at least MAX_FROZEN connections are frozen, no connections are accepted, and
-        the oldest is cut earlier if that delays no check of a new connection.
+        the oldest frozen connection is cut immediately unless new connections have to be checked.
         """
         many = len(self._frozen) >= MAX_FROZEN
         if many == self._accepting:
