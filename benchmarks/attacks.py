@@ -5,9 +5,8 @@
     python benchmarks/attacks.py --attacks half-open-tls --half-open 2000   half-open connections, and a client that joins meanwhile
 
 A server and its clients run rounds of the task `digits`, with a pause in each training step. Each attack uses several connections at the
-same time, from other processes. If the server closes a connection, the attacker opens a new one. With `--stall S`, an attacker also does so
-if it can neither send nor receive for S seconds, so that the server has more connections than `--connections`. An attack with enrolled keys
-has KEYS keys of its own, because the server limits how often a key joins.
+same time, from other processes. An attacker opens a new connection if the server closes its connection, or if it can neither send nor
+receive for `--stall` seconds. An attack with enrolled keys has KEYS keys of its own, because the server limits how often a key joins.
 
 A row of the table shows the key of the attackers, the server's memory before the attack, its peak until the memory has settled, the peak
 relative to the peak without attacks, the rounds that the run completed during the attack, and the bytes that the server's kernel received
@@ -350,7 +349,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of each attack")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=[*ATTACKS], metavar="NAME")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--stall", type=float, default=3600.0, metavar="S")
+    parser.add_argument("--stall", type=float, default=0.5, metavar="S")
     parser.add_argument("--half-open", type=int, default=2000, metavar="N")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

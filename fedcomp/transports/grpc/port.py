@@ -66,7 +66,8 @@ class Port:
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
         self._flooded = False  # whether a flooding connection was cut since the last `_tick`
-        self._used: set[Peer] = set()  # peers of connections whose stream has ended
+        # By peer of a connection whose stream has ended: the number of bytes that were received until then.
+        self._used: dict[Peer, int] = {}
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
         self._keys: dict[int, PeerKey] = {}  # by client: key with which the client joined
@@ -208,9 +209,9 @@ class Port:
             self.leave(stream)
             self._streams.discard(stream)
             stream.timer.cancel()
-            self.traffic.read(stream.peer)
+            reading = self.traffic.read(stream.peer)
             if stream.peer is not None:
-                self._used.add(stream.peer)
+                self._used[stream.peer] = 0 if reading is None else reading.bytes_in
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
@@ -269,7 +270,7 @@ class Port:
                     self.pending.start_grace(client, max(RELAY_GRACE_S, self.settings.grace_s))
 
     def _cut_used(self, peer: Peer) -> None:
-        self._used.discard(peer)
+        self._used.pop(peer, None)
         self.traffic.cut(peer)
 
     # Messages from clients and relays.

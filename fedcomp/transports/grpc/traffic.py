@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -27,7 +27,11 @@ U64 = struct.Struct("=Q")
 # a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
 # of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
-FROZEN_S, MAX_FROZEN = 10.0, 32  # see `PortTraffic.cut_frozen`
+ENDED_FLOOD_BYTES = (
+    1 << 20
+)  # the server cuts a connection on which it receives more bytes after the end of the stream
+JOINED_READS = 32  # joined connections whose counters are read in one check for floods
+FROZEN_S, MAX_FROZEN, MAX_FROZEN_BYTES = 10.0, 32, 1 << 20  # see `PortTraffic.cut_frozen`
 # Linux's socket options that add a packet filter to a socket and remove it, and a filter of one instruction that drops all packets.
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
@@ -99,6 +103,7 @@ class PortTraffic:
         self._cut: set[Peer] = set()
         self._frozen: dict[Peer, float] = {}
         self._accepting = True
+        self._turn = 0  # position in `_live` of the next joined connection to read in `floods`
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
 
@@ -154,30 +159,37 @@ class PortTraffic:
         return TrafficReport(self._total(), by_client)
 
     def floods(
-        self, streams: Iterable["Stream"], ended: Collection[Peer]
+        self, streams: Iterable["Stream"], ended: Mapping[Peer, int]
     ) -> list[tuple[Peer, "Stream | None", int]]:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
-        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. For connections on which no client has
-        joined, the byte counters are read again; for other connections, the last reading is used. Connections that were frozen or
-        cut are not returned again. `ended`: peers of connections that are not checked, because their streams have ended.
+        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. Connections that were frozen or cut
+        are not returned again. Each call reads the byte counters of the connections on which no client has joined, and of JOINED_READS
+        other connections in turn. `ended`: by peer of a connection whose stream has ended, the number of bytes received until then.
         """
+        if self.port is None:
+            return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         self._find()
         self.new_connections = 0
-        for peer, (_, last) in [*self._live.items()]:
+        live = [*self._live.items()]
+        self._turn += JOINED_READS
+        for number, (peer, (_, last)) in enumerate(live):
             stream = by_peer.get(peer)
             in_use = stream is not None and stream.joined
-            if not in_use:
+            if not in_use or (number - self._turn) % len(live) < JOINED_READS:
                 last = self.read(peer) or last
-            stopped = peer in self._cut or peer in self._frozen
-            if stopped or peer in ended or peer not in self._live:
+            if peer in self._cut or peer in self._frozen or peer not in self._live:
                 continue
-            self.new_connections += not in_use
             received_bytes, sent_bytes = last
-            messages = 0 if stream is None else stream.received_bytes
-            limit = FLOOD_BYTES if in_use else NEW_FLOOD_BYTES
-            if received_bytes > limit + 2 * messages + sent_bytes // 8:
+            if peer in ended:
+                limit = ended[peer] + ENDED_FLOOD_BYTES
+            else:
+                self.new_connections += not in_use
+                messages = 0 if stream is None else stream.received_bytes
+                limit = FLOOD_BYTES if in_use else NEW_FLOOD_BYTES
+                limit += 2 * messages + sent_bytes // 8
+            if received_bytes > limit:
                 floods.append((peer, stream, received_bytes))
         return floods
 
@@ -206,16 +218,18 @@ class PortTraffic:
     def cut_frozen(self) -> bool:
         """Cut the oldest frozen connection if it is due. Return whether a connection was cut.
 
-        A connection stays frozen for FROZEN_S seconds. While at least MAX_FROZEN connections are frozen, no connections are accepted, and
-        the oldest frozen connection is cut immediately unless new connections have to be checked.
+        A connection stays frozen for FROZEN_S seconds. There are too many frozen connections if they are at least MAX_FROZEN, or if
+        at least MAX_FROZEN_BYTES bytes were received on them. Meanwhile, no connections are accepted, and the oldest frozen connection
+        is cut immediately unless new connections have to be checked.
         """
-        many = len(self._frozen) >= MAX_FROZEN
-        if many == self._accepting:
-            self._accept(not many)
+        received = sum(self._live[peer][1].bytes_in for peer in self._frozen)
+        too_many = len(self._frozen) >= MAX_FROZEN or received >= MAX_FROZEN_BYTES
+        if too_many == self._accepting:
+            self._accept(not too_many)
         if not self._frozen:
             return False
         peer, began = next(iter(self._frozen.items()))
-        if not many or self.new_connections:
+        if not too_many or self.new_connections:
             if time.monotonic() < began + FROZEN_S:
                 return False
         self.cut(peer)

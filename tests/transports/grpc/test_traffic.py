@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,9 +25,9 @@ def flooded():
                 yield traffic, accepted, client, peer
 
 
-def wait_for_floods(traffic):
+def wait_for_floods(traffic, ended=()):
     end = time.monotonic() + 10
-    while not (floods := traffic.floods([], ())):
+    while not (floods := traffic.floods([], dict(ended))):
         assert time.monotonic() < end
         time.sleep(0.01)
     return floods
@@ -42,9 +43,9 @@ def test_the_unread_data_of_a_connection_that_is_cut_are_discarded(flooded):
 def test_a_connection_is_reported_only_until_it_is_cut(flooded):
     traffic, _, _, peer = flooded
     wait_for_floods(traffic)
-    assert traffic.floods([], ())
+    assert traffic.floods([], {})
     traffic.cut(peer)
-    assert traffic.floods([], ()) == [] and traffic.connections == 1
+    assert traffic.floods([], {}) == [] and traffic.connections == 1
 
 
 def test_data_that_arrive_on_a_frozen_connection_are_discarded(flooded):
@@ -55,7 +56,7 @@ def test_data_that_arrive_on_a_frozen_connection_are_discarded(flooded):
     accepted.settimeout(0.3)
     with pytest.raises(TimeoutError):
         accepted.recv(1)
-    assert traffic.floods([], ()) == []
+    assert traffic.floods([], {}) == []
 
 
 def test_a_frozen_connection_still_sends(flooded):
@@ -81,6 +82,35 @@ def test_a_frozen_connection_of_a_kernel_without_packet_filters_is_cut(flooded, 
     wait_for_floods(traffic)
     traffic.freeze(peer)
     assert accepted.recv(1) == b""
+
+
+def test_a_connection_whose_stream_has_ended_may_not_flood(flooded, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.ENDED_FLOOD_BYTES", 1000)
+    traffic, _, client, peer = flooded
+    ended = {peer: wait_for_floods(traffic)[0][2]}
+    client.sendall(bytes(1000))
+    time.sleep(0.1)
+    assert traffic.floods([], ended) == []
+    client.sendall(b"1")
+    wait_for_floods(traffic, ended=ended)
+
+
+def test_joined_connections_are_read_in_turn(monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.FLOOD_BYTES", 1000)
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.JOINED_READS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
+        traffic, streams = PortTraffic(), []
+        traffic.port = listening.getsockname()[1]
+        for _ in range(3):
+            client = sockets.enter_context(socket.create_connection(listening.getsockname(), 10))
+            connection, peer = listening.accept()
+            sockets.enter_context(connection)
+            streams.append(SimpleNamespace(peer=peer, joined=True, received_bytes=0))
+        assert traffic.floods(streams, {}) == []
+        client.sendall(bytes(1001))
+        time.sleep(0.1)
+        found = [traffic.floods(streams, {}) for _ in range(3)]
+        assert sum(map(len, found)) >= 1 and traffic.floods(streams, {})[0][0] == peer
 
 
 @pytest.fixture
@@ -126,7 +156,7 @@ def test_many_frozen_connections_stay_open_while_new_connections_are_checked(fro
     with socket.create_connection(listening.getsockname(), 10):
         new, _ = listening.accept()
         with new:
-            assert traffic.floods([], ()) == []
+            assert traffic.floods([], {}) == []
             assert not traffic.cut_frozen() and not any(map(is_cut, accepted))
 
 
