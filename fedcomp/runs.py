@@ -164,11 +164,9 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of trained parameters of the model, or 0 if no update was accepted."""
-        for r in self.records:
-            if r.accepted and r.dense_uplink_bytes:
-                return r.dense_uplink_bytes // (4 * r.accepted)
-        return 0
+        """The number of trained parameters of the model, or 0 if the run has no round."""
+        sizes = (r.dense_uplink_bytes // (4 * r.cohort) for r in self.records if r.cohort)
+        return next(sizes, 0)
 
     @property
     def sent_bytes(self) -> int:

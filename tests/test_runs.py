@@ -53,6 +53,12 @@ def test_options_and_metrics_are_those_of_the_run(folder):
     assert run.sent_bytes == run.summary.uplink_bytes + run.summary.downlink_bytes
 
 
+def test_rejected_updates_do_not_change_the_number_of_parameters(folder):
+    run = load(folder)
+    records = [replace(r, accepted=1, rejected=r.cohort - 1) for r in run.records]
+    assert replace(run, records=records).parameters == 42
+
+
 def test_an_unknown_metric_is_an_error_that_lists_the_names(folder):
     with pytest.raises(KeyError, match="no metric 'acc'; .*known: "):
         load(folder).metrics["acc"]

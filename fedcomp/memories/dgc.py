@@ -49,9 +49,9 @@ def _keeps_values(codec: Codec) -> bool:
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
     if isinstance(inner, RandomK):
         return not inner.scaled
-    if isinstance(inner, Threshold):
-        return inner.values != "tau"
-    return isinstance(inner, TopK | Identity | Half | BFloat16)
+    if isinstance(inner, TopK | Threshold):
+        return inner.values not in ("2bit", "tau")
+    return isinstance(inner, Identity | Half | BFloat16)
 
 
 class DGC(VectorMemory):

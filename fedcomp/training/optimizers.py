@@ -32,8 +32,17 @@ def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> O
 
 
 def check_optimizer(task: Task, model: nn.Module, sgd: LocalSGD) -> None:
-    """Raise ConfigError or TaskError if the clients' optimizer cannot be made, for example because of a negative weight decay."""
-    if task.train_fn is not None or (task.optimizer is None and sgd.uses_descend):
+    """Raise ConfigError or TaskError if the clients' optimizer cannot be made, for example because of a negative weight decay.
+
+    Raise ConfigError also if an option has no effect on the optimizer.
+    """
+    if task.train_fn is not None:
+        return
+    if task.optimizer is None and sgd.uses_descend:
+        if sgd.optimizer_state == "kept":
+            raise ConfigError(
+                f"--optimizer-state kept has no effect with --optimizer {sgd.optimizer}; give --momentum 0.9 --keep-momentum instead"
+            )
         return
     parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
     try:

@@ -57,6 +57,18 @@ def test_returned_coordinates_keep_their_sum_and_momentum(spec):
         assert torch.equal(kept, update(1).where(~arrived, 0))
 
 
+@for_each("spec", ["stc", "topk:values=2bit", "threshold:tau=0.1,values=tau"])
+def test_codecs_that_quantize_cause_a_warning(spec):
+    assert "loses the quantization error" in memory("dgc", codec(spec), NUMEL).warning
+
+
+@for_each(
+    "spec", ["topk", "topk:values=fp16@layer", "threshold:tau=0.1,values=fp32", "identity", "fp16"]
+)
+def test_codecs_that_send_values_cause_no_warning(spec):
+    assert memory("dgc", codec(spec), NUMEL).warning == ""
+
+
 def test_without_momentum_and_with_exact_values_dgc_is_error_feedback():
     dgc, residual = (
         memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual")

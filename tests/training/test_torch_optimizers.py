@@ -205,6 +205,7 @@ def test_an_invalid_spec_string_is_one_error_message(text, said):
         ({"optimizer": "adamw:weight_decay=-1"}, None, "--optimizer adamw:.*Invalid weight_decay"),
         ({"optimizer": "adamw:beta1=1.5"}, None, "--optimizer adamw:beta1=1.5: Invalid beta"),
         ({"optimizer": "sgd:nesterov=true"}, None, "Nesterov momentum requires a momentum"),
+        ({"optimizer_state": "kept"}, None, "give --momentum 0.9 --keep-momentum instead"),
         ({}, lambda parameters: 5, r"optimizer\(parameters\): got int; expected a torch"),
         ({}, lambda parameters: 1 / 0, "test_torch_optimizers.py, line .*division by zero"),
     ],
