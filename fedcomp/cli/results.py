@@ -27,7 +27,8 @@ RATIO_TO_FLOAT32 = (
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and cover executed rounds only."""
+    """One line of a table of results. Bytes, rounds and seconds are means over the seeds. If a run stopped early, they cover the rounds
+    until then."""
 
     label: str
     folders: tuple[str, ...]

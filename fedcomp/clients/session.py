@@ -5,8 +5,8 @@ is a proposal until the client knows whether the server accepted it. The client'
 whether the server accepted the frame. To settle a proposal means to commit it to the memory if the server accepted the frame, and to roll
 the memory back otherwise.
 
-A session runs one client on a device, or many clients in a simulation. Clients at the same model version have the same weights, so all
-clients of a session share one copy of the model.
+A session runs one client on a device, or many clients in a simulation. Before clients train, they are brought to the same version of the
+model, so all clients of a session share one copy of the weights.
 """
 
 from collections.abc import Mapping, Sequence

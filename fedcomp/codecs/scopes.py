@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# Upper bound of the number of bytes by which a joint body of all chunks can be longer than separate sections.
+# A joint body of all chunks is at most this many bytes longer than separate sections.
 JOINT_BYTES = 24
 
 
@@ -66,7 +66,8 @@ class LayerWise(Scoped):
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω.
+        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω, where
+        # ω is the variance (`Codec.variance`).
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -83,7 +84,7 @@ class LayerWise(Scoped):
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
         if context.layout is None:
             raise ConfigError(
-                f"{self} needs a layout; give layout=fedcomp.Layout.of(model), or use the scope @model"
+                f"{self} needs the shapes of the tensors; give layout=fedcomp.Layout.of(model), or leave out @layer"
             )
         frames: list[list[Section]] = [[] for _ in rows]
         for i, e in enumerate(context.layout):

@@ -3,8 +3,8 @@
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The generator is Philox4x32 with ten rounds.
 
 A block consists of four words. For block j of a seed and a stream, the key of the generator is the seed, and the counter is (low word of j,
-high word of j, stream, 0). Each use of a seed has its own stream. For example, values are rounded with stream 0, and signs of zeros are
-drawn with stream 1.
+high word of j, stream, 0). Each use of a seed has its own stream. For example, stream 0 rounds values at random, and stream 1 gives
+the random signs that sign codecs send for zeros.
 """
 
 import numpy as np

@@ -82,7 +82,7 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
         )
     if config.holdout != RunConfig.holdout and not config.clients_evaluate:
         raise ConfigError(
-            f"--holdout {config.holdout:g} has no effect unless clients evaluate; give --evaluate clients or both, or leave --holdout out"
+            f"--holdout {config.holdout:g} has no effect if clients do not evaluate; give --evaluate clients as well, or omit --holdout"
         )
     budget_bytes, budget_s = spec.parse_budget(config.budget) if config.budget else (0, 0.0)
     local = dict(read_optimizer(config.optimizer).options)

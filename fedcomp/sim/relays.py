@@ -10,7 +10,10 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """The clients of a run with relays. Client i sends its updates to relay i mod `relays`. Downloads are simulated as without relays."""
+    """The clients of `population`, whose updates reach the server through relays. Client i sends its updates to relay i mod `relays`.
+
+    Downloads are simulated as without relays.
+    """
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout

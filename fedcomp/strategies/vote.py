@@ -16,7 +16,7 @@ optional: with the codec `efsign` and the memory `residual`, clients correct the
 `efsign`. The default downlink codec, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of its votes in all rounds that contradicted a large majority. A majority is large if the votes
-for and against differ by at least half of the voters.
+for and against differ by at least half of the voters, and by at least two.
 """
 
 import json

@@ -276,8 +276,8 @@ def as_batch(collated: Any, target: str = TARGET) -> Batch:
             return Batch(dict(inputs), targets)
         return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, targets)
     raise ValueError(
-        f"a batch is a {type(collated).__name__}; make the items of the dataset pairs (input, target), tuples or dicts, or give the task a "
-        "collate function"
+        f"a batch is a {type(collated).__name__}, without inputs and targets; change each item of the dataset to a tuple (input, target) "
+        "or a dict, or give the task a collate function"
     )
 
 

@@ -315,7 +315,7 @@ def test_a_run_without_client_metrics_writes_the_same_files_as_before(tmp_path):
 
 
 def test_holdout_needs_clients_that_evaluate(tmp_path):
-    with pytest.raises(ConfigError, match="--holdout 0.3 has no effect unless clients evaluate"):
+    with pytest.raises(ConfigError, match="--holdout 0.3 has no effect if clients do not evaluate"):
         simulate(replace(TINY, holdout=0.3, out=out(tmp_path, "run")))
 
 

@@ -15,7 +15,7 @@ from ..results import Result
 from . import svg
 
 # An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. For curves over bytes,
-# these are the largest and the smallest of the final values.
+# only the last value of each curve counts.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # values with a larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
@@ -145,7 +145,7 @@ def _finals(panel: Panel) -> list[svg.Series]:
 
 
 def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
-    """Return the point (bytes, final accuracy or loss) of a report line, or None if one of the two values is missing."""
+    """Return the point (bytes, final accuracy or loss) of a report line, or None if a value is missing or cannot be drawn."""
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
     value = line.loss if by_loss else line.accuracy

@@ -146,7 +146,7 @@ class BatchedEngine(Engine):
     def _batches(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, sizes: Sequence[int]
     ) -> list[Batch]:
-        """Return the batches of clients whose batches have the given sizes."""
+        """Return one `Batch` per step, with the examples of all `jobs`. `sizes`: for each step, the batch size, equal for all jobs."""
 
         def split(rows: Sequence[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)

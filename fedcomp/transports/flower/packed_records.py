@@ -162,7 +162,8 @@ class ArrayLayout:
         """Raise ProtocolError unless `whole` has exactly the layout's uncompressed arrays, with the right shapes and finite values."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(
-                f"the reply lacks arrays of the model, or has other arrays: {others}"
+                "the uncompressed arrays of the reply are not those of the server's model; missing or unexpected: "
+                f"{', '.join(others)}; use the same model on the server and the clients"
             )
         for name, array in whole.items():
             if array.stype != NUMPY:
