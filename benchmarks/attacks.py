@@ -553,7 +553,7 @@ class Run:
         began, peak_mb, name = time.monotonic(), 0.0, f"joiner-{which}"
         client = self.clients + which
         self.start_client(name, f"keys/clients/{client}.toml", f"--partition-id {client}")
-        while "takes part" not in self.output(name).read_text():
+        while "joined the run" not in self.output(name).read_text():
             peak_mb = max(peak_mb, self.peak_mb(0.02))
             if time.monotonic() > began + STUCK_S:
                 self.fail(name, "has not joined")

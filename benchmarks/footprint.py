@@ -104,7 +104,7 @@ def print_memory() -> None:
         shared = ("--task", "idle.py:task", "--insecure")
         serve = (*FEDCOMP, "server", "start", "--clients", "2", "--plain", "--port", port, *shared)
         join = (*FEDCOMP, "client", "--server", f"127.0.0.1:{port}", "--partition-id", "0", *shared)
-        with started(serve, folder, "0 of 2"), started(join, folder, "takes part") as client:
+        with started(serve, folder, "0 of 2"), started(join, folder, "joined the run") as client:
             print(f"{'a waiting client':28}{resident_mb(client):8.0f} MB")
         bare = (sys.executable, "-c", "import torch, time; print('ready'); time.sleep(60)")
         with started(bare, folder, "ready") as process:

@@ -2,13 +2,10 @@
 
 import dataclasses
 import shutil
-import sys
 import textwrap
 from pathlib import Path
 
-import typer
-
-from fedcomp.errors import INTERRUPTED, UserError
+from fedcomp.errors import UserError
 
 from . import CAVEAT, available_reproductions, reproduction
 
@@ -50,7 +47,7 @@ def run(
         )
     if write and not PAGE.is_file():
         raise UserError(f"--write changes {PAGE}, which does not exist; leave --write out")
-    from fedcomp.cli.exits import Signals
+    from fedcomp.cli.exits import stoppable
 
     from . import running, table
 
@@ -60,18 +57,12 @@ def run(
         f"{chosen.title}\n{chosen.paper}\n\n{_wrap(chosen.full_setting if full else chosen.setting)}\n",
         flush=True,
     )
-    try:
-        with Signals() as signals:
-            results, time = running.reproduce(
-                chosen, experiment, folder, local, lambda line: print(line, flush=True)
-            )
-            judged = table.judge_claims(chosen, results)
-    except KeyboardInterrupt:
-        print(
-            f"fedcomp: interrupted; finished runs are in {folder}; repeat the command to continue",
-            file=sys.stderr,
+    advice = f"finished runs are in {folder}; repeat the command to continue"
+    with stoppable(lambda cause: f"{cause}; {advice}"):
+        results, time = running.reproduce(
+            chosen, experiment, folder, local, lambda line: print(line, flush=True)
         )
-        raise typer.Exit(128 + signals.received if signals.received else INTERRUPTED) from None
+        judged = table.judge_claims(chosen, results)
     print("\n" + _table(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
     print(_table(table.COLUMNS, table.rows(judged), CELL_WIDTHS))
     print(

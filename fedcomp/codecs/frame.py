@@ -135,7 +135,7 @@ def unseal(
     expect(scope == LAYER, f"the scope {scope} is unknown; expected 0, 1 or 2")
     if layout is None:
         raise FrameError(
-            "a frame with a section per tensor needs a layout; give the layout of the model"
+            "a frame with one section per tensor cannot be decoded without the shapes of the tensors; give layout=fedcomp.Layout.of(model)"
         )
     return seed, _sections(view[start:], layout)
 

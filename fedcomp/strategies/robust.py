@@ -10,10 +10,10 @@ is rejected and counts as Byzantine, so the rule then tolerates f − 1 other By
 not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
 Besides the updates of m clients, a rule stores two arrays in RAM: a block of the updates' values, float32 [m, BLOCK], and a part of this
-block, float64 [m, CHUNK]. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of the
-codecs `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when a
-rule first reads it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result
-does not depend on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two
+block, float64 [m, CHUNK]. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of
+the codecs `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when
+a rule first reads it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the
+result does not depend on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two
 vectors.
 
 With the options `mix` and `buckets`, the input of a rule consists of averages of groups of updates. Averages of groups differ less from

@@ -142,7 +142,7 @@ def test_a_layout_of_another_size_is_refused(spec):
 def test_a_frame_by_layers_needs_its_own_layout():
     c, x = codec("stc@layer"), vectors(401)["normal"]
     frame = c.encode(x, layout=layout_of(401))
-    with pytest.raises(FrameError, match="needs the shapes of the tensors"):
+    with pytest.raises(FrameError, match="without the shapes of the tensors"):
         c.decode(frame, numel=401)
     with pytest.raises(FrameError, match="follow the data of the last tensor"):
         c.decode(frame, numel=401, layout=Layout.flat(401))
