@@ -227,7 +227,7 @@ def test_a_layerwise_codec_needs_a_layout(spec):
         lambda: c.encode(x),
         lambda: c.encode_batch(x[None], [0]),
     ):
-        with pytest.raises(ConfigError, match="use the scope @model"):
+        with pytest.raises(ConfigError, match="leave out @layer"):
             encode()
 
 

@@ -147,7 +147,7 @@ def test_a_client_logs_announced_keys_that_differ_from_pinned_ones(tmp_path):
     assert unknown() == [3]
     output = log_messages.unknown(server.asked, unknown())
     assert (output.event, output.values["clients"]) == ("unknown_key", [3])
-    assert "a key of client 3, but this client knows another key" in output
+    assert "does not accept the key that the server announces for client 3" in output
 
 
 def test_a_client_that_returns_from_another_run_seals_no_ballot_for_its_old_card(server):
