@@ -258,6 +258,21 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
     "convolution": (convolution, "auto", "serial"),
     "convolution, asked for": (convolution, "batched", "batched"),
     "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),
+    "large mlp": (
+        lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
+        "auto",
+        "serial",
+    ),
+    "large mlp, asked for": (
+        lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
+        "batched",
+        "batched",
+    ),
+    "large embedding": (
+        lambda: nn.Sequential(nn.Embedding(9000, 40), nn.Flatten(), nn.Linear(80, 4)),
+        "auto",
+        "batched",
+    ),
     "embedding": (
         lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4)),
         "auto",

@@ -164,6 +164,11 @@ def test_models_of_32_million_parameters_are_trained_in_one_process(monkeypatch,
     ("model", "options", "reason"),
     [
         (nn.Linear(2, 2), {}, "all weights are in Linear and Embedding layers"),
+        (
+            nn.Sequential(nn.Linear(784, 400), nn.Linear(400, 10)),
+            {},
+            "on a CPU, large Linear layers are not batched",
+        ),
         (nn.Conv2d(1, 2, 3), {}, "on a CPU, only Linear and Embedding layers are batched"),
         (nn.Dropout(), {}, "clients cannot be batched with Dropout, which draws random numbers"),
         (
