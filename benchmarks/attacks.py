@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from deployed import free_port
 
 from fedcomp.codecs.frame import varint
 from fedcomp.keys import certificates
@@ -596,12 +597,6 @@ class Run:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":
