@@ -89,7 +89,7 @@ async def refusal_of(server: Server, messages: Sequence[bytes]) -> Refused | Non
         [HELLO, PRESENCE, wire.PONG],
         [HELLO, PRESENCE, bytes([wire.Kind.FAREWELL, 0])],
         [bytes([wire.Kind.HELLO, wire.PROTOCOL, 0])],
-        [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART_BYTES],
+        [HELLO, bytes([wire.Kind.PART]) + b"x" * 1000],
     ],
 )
 def test_unexpected_messages_close_the_stream_with_a_reason(loop, messages):
