@@ -3,11 +3,12 @@
 Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
 The first codec of a product selects coordinates, and the second codec encodes the vector of their values. If the first codec has an option
-`values` (a precision), this option has no effect. Both codecs get the same seed and use different random streams. The contraction factor of
-the product is δ₁·δ₂. Here, δ₁ is the factor of the first codec, and δ₂ is the factor of the second codec for vectors of k coordinates,
-where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its
-contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased with the variance bounds ω₁ and ω₂, the product is
-unbiased with the variance bound (1 + ω₁)(1 + ω₂) − 1.
+`values` (a precision), this option has no effect. Both codecs get the same seed and use different random streams. A codec C has the
+contraction factor δ if ‖x − C(x)‖² ≤ (1 − δ)·‖x‖² for all x. The contraction factor of the product is δ₁·δ₂. Here, δ₁ is the factor of the
+first codec, and δ₂ is the factor of the second codec for vectors of k coordinates, where k is the largest number of coordinates that the
+first codec selects. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the
+paper). If both codecs are unbiased with the variance bounds ω₁ and ω₂, the product is unbiased with the variance bound
+(1 + ω₁)(1 + ω₂) − 1.
 
 Format of the values (for the rest of the body, see codecs/selection.py):
 

@@ -240,7 +240,10 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a hash of an assignment's inputs (without the model), so that a client recognises an assignment that is sent again."""
+    """Return a text that identifies the contents of an assignment, except its model, so that a client recognises an assignment sent again.
+
+    The text consists of the ticket of the client's last accepted update and a hash of the announced values, if any.
+    """
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

@@ -44,8 +44,8 @@ def gradients(
     padding: tuple[int, int],
     inputs: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients with respect to x [b, c, h, w] and to `weight` [k, c, i, j]: float32 on the CPU, channels last. If `inputs` is
-    False, return None instead of the gradient with respect to x.
+    """Return the gradients of the loss with respect to x [b, c, h, w] and `weight` [k, c, i, j], as float32 tensors on the CPU, channels
+    last. If `inputs` is False, return None instead of the gradient with respect to x.
 
     `slopes` [b, k, oh, ow]: gradients of the pooled maxima, 0 where the ReLU is inactive. `places`, int64 [b, k, oh, ow]: indices of the
     maxima in a flattened channel of the convolution's output. The convolution has stride 1 and dilation 1.

@@ -13,8 +13,8 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 class SaveTimes:
     """The rounds after which a run is saved. `every` is the number of rounds from save to save, or "auto".
 
-    With "auto", the time from a save to the next is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times the duration of the first
-    save. Saves therefore take at most about a twentieth of the time of a run.
+    With "auto", the time from a save to the next is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times as long as the former
+    save took. Saves therefore take at most about a twentieth of the time of a run.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):

@@ -1,4 +1,4 @@
-"""Krum selects the update with the nearest neighbours. Multi-Krum averages the `keep` updates with the nearest neighbours.
+"""Krum selects the update whose neighbours are nearest. Multi-Krum averages the `keep` updates with the nearest neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
 n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:

@@ -64,10 +64,11 @@ class Task:
     returns a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, loss, accuracy and metrics receive
-    these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
-    `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
-    targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
+    model's output, or the cross-entropy if the output has no such attribute. If the model's output has an attribute `.logits`, loss,
+    accuracy and metrics receive these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression,
+    set `accuracy` to None. `metrics` maps names to functions that compute further metrics. Each metric function is called once per
+    evaluation, with the outputs and targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over
+    batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces

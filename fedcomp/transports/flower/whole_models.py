@@ -133,7 +133,8 @@ class Model:
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
-                f"the client's app failed before it sent a compressed record ({reply.error.reason}); if the app has no mod, {ADD_MOD}"
+                f"the client's app failed before it sent a compressed record ({reply.error.reason}); if compression_mod is not "
+                f"among its mods, {ADD_MOD}"
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:

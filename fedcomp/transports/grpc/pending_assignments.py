@@ -47,7 +47,8 @@ class PendingAssignment:
 class PendingAssignments(dict[int, PendingAssignment]):
     """A dictionary of open assignments by client id.
 
-    `emit` is called with an `Answered` event for each answer or loss. Use this class only in the gRPC event loop.
+    `emit` is called with an `Answered` event when an assignment is answered, and when it counts as lost. Use this class only in the gRPC
+    event loop.
     """
 
     def __init__(self, emit: Callable[[Event], None]):

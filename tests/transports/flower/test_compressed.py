@@ -433,7 +433,9 @@ def test_the_rejection_of_a_client_without_the_mod_names_the_mod(federation):
     reasons = {r.client: r.reason for r in strategy.rejections[1, "train"]}
     assert reasons.keys() == {1, 2}
     assert reasons[1].startswith("the client's app failed before it sent a compressed record (")
-    assert reasons[1].endswith("if the app has no mod, add compression_mod to the ClientApp's mods")
+    assert reasons[1].endswith(
+        "if compression_mod is not among its mods, add compression_mod to the ClientApp's mods"
+    )
     assert reasons[2] == (
         "the client sent an uncompressed record; add compression_mod to the ClientApp's mods"
     )
