@@ -18,7 +18,6 @@ The exit status is 0 if the server and the clients ended normally, and 1 if one 
 
 import argparse
 import multiprocessing
-import os
 import resource
 import secrets
 import signal
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from deployed import free_port
+from deployed import ENVIRONMENT, FEDCOMP, free_port
 
 from fedcomp.codecs.frame import varint
 from fedcomp.keys import certificates
@@ -46,13 +45,6 @@ from fedcomp.keys.enrolment import Enrolment, utc_now
 from fedcomp.messages import Presence
 from fedcomp.transports.grpc import wire
 
-FEDCOMP = [sys.executable, "-m", "fedcomp"]
-ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(ROOT),
-    "PYTHONUNBUFFERED": "1",
-}
 KEYS = 4  # enrolled keys of an attack
 PROCESSES = 2  # processes of an attack
 REST_S = 15.0  # longest pause after an attack

@@ -153,7 +153,7 @@ class Port:
                 if stream is None or not stream.closing:
                     self.admission.refuse_flood(peer[0], stream, received_bytes)
                 if stream is None:
-                    self.traffic.freeze(peer)
+                    self.traffic.freeze(peer, received_bytes - self._used.get(peer, 0))
                 else:
                     self._flooded = True
                     self._drop(stream)

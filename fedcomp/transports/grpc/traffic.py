@@ -99,9 +99,10 @@ class PortTraffic:
         self._clients: dict[Peer, int] = {}
         # Sums of the bytes of ended connections, in total and by client.
         self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
-        # Connections in `_live` that were cut, and the times when connections were frozen, the oldest first.
+        # Connections in `_live` that were cut.
         self._cut: set[Peer] = set()
-        self._frozen: dict[Peer, float] = {}
+        # Frozen connections, the oldest first: the time when the connection was frozen, and the number of bytes that gRPC may keep for it.
+        self._frozen: dict[Peer, tuple[float, int]] = {}
         self._accepting = True
         self._turn = 0  # position in `_live` of the next joined connection to read in `floods`
         # The number of connections on which no client had joined when `floods` was last called.
@@ -203,8 +204,10 @@ class PortTraffic:
         elif peer is not None:  # the connection has ended before it was found
             self._clients.pop(peer, None)
 
-    def freeze(self, peer: Peer | None) -> None:
+    def freeze(self, peer: Peer | None, kept_bytes: int = 0) -> None:
         """Discard all packets that arrive on a connection from now on, but do not shut the connection down.
+
+        `kept_bytes` is the number of received bytes that gRPC may still keep in memory, such as unfinished headers.
 
         When a connection ends, gRPC converts its unfinished request headers to Python objects, and the event loop stops meanwhile. If many
         connections that flood the port with headers ended at once, `floods` would be called too late for the others. This is why the
@@ -212,23 +215,23 @@ class PortTraffic:
         """
         self.find(peer)
         if peer in self._live:
-            self._frozen[peer] = time.monotonic()
+            self._frozen[peer] = time.monotonic(), kept_bytes
             self._discard(peer, _drop_packets)
 
     def cut_frozen(self) -> bool:
         """Cut the oldest frozen connection if it is due. Return whether a connection was cut.
 
         A connection stays frozen for FROZEN_S seconds. There are too many frozen connections if they are at least MAX_FROZEN, or if
-        at least MAX_FROZEN_BYTES bytes were received on them. Meanwhile, no connections are accepted, and the oldest frozen connection
+        gRPC may keep at least MAX_FROZEN_BYTES bytes for them. Meanwhile, no connections are accepted, and the oldest frozen connection
         is cut immediately unless new connections have to be checked.
         """
-        received = sum(self._live[peer][1].bytes_in for peer in self._frozen)
-        too_many = len(self._frozen) >= MAX_FROZEN or received >= MAX_FROZEN_BYTES
+        kept_bytes = sum(kept for _, kept in self._frozen.values())
+        too_many = len(self._frozen) >= MAX_FROZEN or kept_bytes >= MAX_FROZEN_BYTES
         if too_many == self._accepting:
             self._accept(not too_many)
         if not self._frozen:
             return False
-        peer, began = next(iter(self._frozen.items()))
+        peer, (began, _) = next(iter(self._frozen.items()))
         if not too_many or self.new_connections:
             if time.monotonic() < began + FROZEN_S:
                 return False

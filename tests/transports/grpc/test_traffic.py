@@ -150,6 +150,17 @@ def test_the_oldest_of_many_frozen_connections_is_cut(frozen, monkeypatch):
     assert [*map(is_cut, accepted)] == [True, False, False]
 
 
+def test_connections_whose_bytes_grpc_may_keep_are_cut_early(flooded, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN_BYTES", NEW_FLOOD_BYTES)
+    traffic, accepted, _, peer = flooded
+    wait_for_floods(traffic)
+    traffic.freeze(peer)  # received many bytes, of which gRPC keeps none
+    traffic.floods([], {})
+    assert not traffic.cut_frozen() and not is_cut(accepted)
+    traffic.freeze(peer, NEW_FLOOD_BYTES)
+    assert traffic.cut_frozen() and is_cut(accepted)
+
+
 def test_many_frozen_connections_stay_open_while_new_connections_are_checked(frozen, monkeypatch):
     listening, traffic, accepted = frozen
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN", 3)
