@@ -27,9 +27,8 @@ U64 = struct.Struct("=Q")
 # a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
 # of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
-ENDED_FLOOD_BYTES = (
-    1 << 20
-)  # the server cuts a connection on which it receives more bytes after the end of the stream
+# The server cuts a connection on which it receives more bytes after the end of the stream.
+ENDED_FLOOD_BYTES = 1 << 20
 JOINED_READS = 32  # joined connections whose counters are read in one check for floods
 FROZEN_S, MAX_FROZEN, MAX_FROZEN_BYTES = 10.0, 32, 1 << 20  # see `PortTraffic.cut_frozen`
 # Linux's socket options that add a packet filter to a socket and remove it, and a filter of one instruction that drops all packets.
