@@ -2,9 +2,8 @@
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-`accumulate` checks, decodes and adds the frames one by one. `open_batch` checks, decodes and adds 100 frames together, as the server does
-in a round. `add_` is PyTorch's sum of the dense vectors, which are already in memory. Times are medians over repeats; each repeat times
-every row once.
+`accumulate` checks, decodes and adds the frames one by one, and `open_batch` 100 frames together, as the server does in a round. `add_` is
+PyTorch's sum of the dense vectors, which are already in memory. Times are medians of interleaved repeats (timing.py).
 """
 
 import argparse

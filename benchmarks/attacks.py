@@ -8,10 +8,10 @@ A server and its clients run rounds of the task `digits`, with a pause in each t
 same time, from other processes. An attacker opens a new connection if the server closes its connection, or if it can neither send nor
 receive for `--stall` seconds. An attack with enrolled keys has KEYS keys of its own, because the server limits how often a key joins.
 
-A row of the table shows the key of the attackers, the server's memory before the attack, its peak until the memory has settled, the peak
-relative to the peak without attacks, the rounds that the run completed during the attack, and the bytes that the server's kernel received
-from the attackers. The memory before an attack includes what earlier attacks left. After the table, one more client joins, first
-undisturbed and then while TLS connections are half open; `--half-open 0` skips this. Then the run must end normally.
+A row of the table shows the key of the attackers, the server's memory before the attack (with what earlier attacks left), its peak until
+the memory has settled, the peak relative to the peak without attacks, the rounds that the run completed during the attack, and the bytes
+that the server's kernel received from the attackers. After the table, one more client joins, first undisturbed and then while TLS
+connections are half open; `--half-open 0` skips this.
 
 The exit status is 0 if the server and the clients ended normally, and 1 if one failed or no round was completed for STUCK_S seconds.
 """

@@ -3,13 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/byzantine.py [--task digits mnist-logreg] [--clients 9 15] [--byzantine 0 1 2 3 4] [--attack ...]
                                                 [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
-All clients take part in every round. The strategy `mean` is uncompressed federated averaging. `vote` is signSGD with majority vote.
-`election` is a majority vote in which several clients train on each data partition (`election:form=data`); its deterministic code tolerates
-the given number of Byzantine clients. `bernoulli` is `election` with a random (Bernoulli) code, which assigns each partition to 3 clients
-on average. The robust rules, such as `median` and `krum`, get uncompressed updates and know the number of Byzantine clients. "–" marks
-combinations that a strategy refuses. The voting strategies have their own learning rate, which was chosen without Byzantine clients. The
-last table shows the percentage points of accuracy that each strategy loses to the worst attack. The deterministic code of `election`
-guarantees a loss of 0.
+All clients take part in every round. `mean` is uncompressed federated averaging. `vote` is signSGD with majority vote. `election` is a
+majority vote in which several clients train on each data partition (`election:form=data`); its deterministic code tolerates the given
+number of Byzantine clients. `bernoulli` is `election` with a random code, which assigns each partition to 3 clients on average. The robust
+rules, such as `median` and `krum`, get uncompressed updates and know the number of Byzantine clients. "–" marks combinations that a
+strategy refuses. The learning rate of the voting strategies was chosen without Byzantine clients. The last table shows the percentage
+points of accuracy that each strategy loses to the worst attack; the deterministic code guarantees a loss of 0.
 """
 
 import argparse

@@ -4,12 +4,11 @@
         [--pretraining 300] [--minutes 8] [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
-DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
-among the clients. For each seed, SparseLoCo and DiLoCo start from the same pre-trained weights, as in the DiLoCo paper, and have the same
-batches. With `--pretraining 0`, both methods start from random weights. SparseLoCo has no outer momentum. The default outer learning rate 7
-of SparseLoCo is the effective rate 0.7 / (1 − 0.9) of DiLoCo with momentum 0.9. The program prints the loss on part of the test windows
-after pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the program stops at a checkpoint. If
-it is started again, it continues from this checkpoint.
+DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters, which are divided at random among the clients. For each seed,
+SparseLoCo and DiLoCo start from the same pre-trained weights, as in the DiLoCo paper, and have the same batches; with `--pretraining 0`,
+they start from random weights. SparseLoCo has no outer momentum. Its default outer learning rate 7 is the effective rate 0.7 / (1 − 0.9) of
+DiLoCo with momentum 0.9. The program prints the loss on part of the test windows after pre-training and after each round, and the bytes
+that a client sends. After `--minutes` minutes, it stops at a checkpoint, from which it continues if it is started again.
 """
 
 import argparse

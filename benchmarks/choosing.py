@@ -3,12 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]
 
-In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Rows of the first
-table differ in the uplink codec, in the memory of the clients (such as error feedback) and in the strategy. In the second table, all
-clients send `stc:density=1/100`, and rows differ in the downlink codec and the server's memory. Bytes are means per client and round,
-headers included. Downlink bytes include broadcasts that a client missed and received later. Accuracy is the mean over seeds after the last
-round. All rows have the same learning rate, except `vote`, which needs smaller steps. Encoding time is the median processor time over nine
-frames of standard normal values.
+In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Its rows differ in
+the uplink codec, the memory of the clients (such as error feedback) and the strategy. In the second table, all clients send
+`stc:density=1/100`, and rows differ in the downlink codec and the server's memory. Bytes are means per client and round, with headers, and
+with broadcasts that a client missed and received later. Accuracy is the mean over seeds after the last round. All rows have the same
+learning rate, except `vote`, which needs smaller steps. Encoding time is the median processor time over nine frames of standard normal
+values.
 """
 
 import argparse

@@ -2,15 +2,15 @@
 
     FEDCOMP_DATA=... python benchmarks/cifar10_pfl.py [--rounds 1500] [--rivals FOLDER] [--no-dropout] [--dense]
 
-The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml. The data set is `cifar10_iid`, and the model is
+The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml, with the data set `cifar10_iid` and the model
 `simple_cnn` (1,626,442 parameters, with dropout; rival_models.py). Each user trains one epoch on its 50 images, in batches of 10, at
 learning rate 0.1. The server averages updates with equal weights, at server learning rate 1. The model is evaluated every 10 rounds. Images
 are standardised per channel.
 
 The benchmark runs 1,500 rounds on a CUDA device, and 20 on a CPU. fedcomp runs whole rounds, with STC at 1/100 in both directions, error
 feedback and a checkpoint every 100 rounds; with --dense, it sends float32 updates, as pfl does. pfl runs if it was installed with
-`rivals.py --rivals FOLDER --install`. --no-dropout removes the dropout layers from the models of fedcomp and pfl. On a GPU, fedcomp trains
-clients one by one if the model has dropout, and in batches of clients otherwise.
+`rivals.py --rivals FOLDER --install`. --no-dropout removes the dropout layers from both models. On a GPU, fedcomp trains clients in batches
+if the model has no dropout, and otherwise one by one.
 """
 
 import argparse

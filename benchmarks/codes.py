@@ -4,9 +4,8 @@
 
 A vote is about the sign of one coordinate. In each data partition, the sign is correct with probability q, independently of other
 partitions. An honest voter votes like the majority of its partitions; a fair coin decides ties. A Byzantine voter inverts its vote (attack
-`inverted`) or always votes for the wrong sign (`wrong`). A tie between the votes is correct with probability 1/2. Row i of the allocation
-matrix marks the partitions of voter i. Byzantine voters have random rows (placement `random`, averaged over all placements) or the rows
-with the most partitions (`heaviest`).
+`inverted`) or always votes for the wrong sign (`wrong`). A tie between the votes is correct with probability 1/2. Byzantine voters have
+random rows of the allocation matrix (placement `random`, averaged over all placements) or the rows with the most partitions (`heaviest`).
 
 The probabilities are exact for up to 15 voters, and have a standard error of 0.2 % for more voters. For the Bernoulli code, the table shows
 the mean and the standard deviation over random matrices.

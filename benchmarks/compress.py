@@ -2,10 +2,10 @@
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-The row `copy` copies a vector into existing memory. The row `torch` is the usual PyTorch implementation of STC (add, abs, topk, where); it
-does not encode its result into bytes. The other rows encode an update with fedcomp (`propose`) and store the new residual (`commit`). Times
-are medians over repeats; each repeat times every row once. The column `extra memory` is the growth of the peak memory, measured in a
-separate process.
+The row `copy` copies a vector into existing memory. The row `torch` is the usual PyTorch implementation of STC (add, abs, topk, where),
+which does not encode its result into bytes. The other rows encode an update with fedcomp (`propose`) and store the new residual (`commit`).
+Times are medians of interleaved repeats (timing.py). The column `extra memory` is the growth of the peak memory, measured in a separate
+process.
 """
 
 import argparse

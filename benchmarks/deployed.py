@@ -285,8 +285,8 @@ def federation(
 def exchanges(args: argparse.Namespace) -> None:
     rounds = args.rounds or 20
     print(
-        f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'training s':>11} {'beyond s':>9} {'frames B':>12} "
-        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   times per round; bytes per exchange and per joining client",
+        f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'training s':>11} {'other s':>9} {'frames B':>12} "
+        f"{'other B':>9} {'joining B':>10} {'rejected':>9}   per round; bytes per exchange, and per client that joins",
         flush=True,
     )
     for clients in args.clients or [10, 50, 200]:
@@ -299,11 +299,11 @@ def exchanges(args: argparse.Namespace) -> None:
         median_s, training_s = statistics.median(seconds), clients * step_s
         count = clients * len(records)
         frames = sum(map(frame_bytes, records)) / count
-        beyond = sum(map(wire_bytes, records)) / count - frames
+        other = sum(map(wire_bytes, records)) / count - frames
         joining = joining_bytes(args, clients)
         print(
             f"{clients:8} {len(records):7} {median_s:9.3f} {seconds[-1]:10.3f} {training_s:11.3f} {median_s - training_s:9.3f} "
-            f"{frames:12,.0f} {beyond:9,.0f} {joining:10,.0f} {sum(record['rejected'] for record in records):9}",
+            f"{frames:12,.0f} {other:9,.0f} {joining:10,.0f} {sum(record['rejected'] for record in records):9}",
             flush=True,
         )
 

@@ -4,12 +4,12 @@
                                                    [--first-seed N]
 
 Clients have two classes each, and 10 % of them take part in a round. The compression of a run is the number of bytes of an uncompressed
-run, divided by that of the run. Both numbers include both directions, headers, missed broadcasts and first downloads. FetchSGD has server
-momentum 0.9, which multiplies its steps by 1/(1 − 0.9) = 10 in the long run. The uncompressed run is therefore repeated with several server
-learning rates; the best accuracy is the reference. On MNIST, the table has a row for each sketch size. The result is the largest
-compression whose mean accuracy is within two percentage points of the reference. On CIFAR-10, the runs have 32 rounds with 4 of 10 clients,
-IID data and client momentum. The CIFAR-10 runs are too short to converge, so the program prints the accuracy over the rounds. Set
-OMP_NUM_THREADS to the number of free cores; with more threads, the runs are slow.
+run, divided by that of the run, in both directions and with headers, missed broadcasts and first downloads. FetchSGD has server momentum
+0.9, which multiplies its steps by 1/(1 − 0.9) = 10 in the long run. The uncompressed run is therefore repeated with several server learning
+rates; the best accuracy is the reference. On MNIST, the table has a row for each sketch size, and the result is the largest compression
+whose mean accuracy is within two percentage points of the reference. On CIFAR-10, the runs have 32 rounds with 4 of 10 clients, IID data
+and client momentum. They are too short to converge, so the program prints the accuracy over the rounds. Set OMP_NUM_THREADS to the number
+of free cores; with more threads, the runs are slow.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def measure(name: str, setting: Setting, seeds: range) -> None:
     if setting.curve:
         return curve(setting, seeds[0])
     c = replace(c, eval_every=c.rounds, checkpoint_every=c.rounds)
-    print(f"{'':64}{'accuracy':>9}{'up':>8}{'down':>8}{'in all':>8}{'s':>6}")
+    print(f"{'':64}{'accuracy':>9}{'up':>8}{'down':>8}{'both':>8}{'s':>6}")
     best, dense = (0.0, "none of these runs"), []
     uncompressed = [IDENTITY | {"server_lr": step} for step in setting.steps]
     for choice in (*uncompressed, *setting.sizes):

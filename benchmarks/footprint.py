@@ -2,9 +2,9 @@
 
     python benchmarks/footprint.py [--repeats 11]
 
-Times are medians over repeats; each repeat times every command once. The installed size includes fedcomp and the packages that it requires
-without extras. torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model
-of 7,850 parameters, compared with a process that has only imported torch.
+Times are medians of interleaved repeats. The installed size includes fedcomp and the packages that it requires without extras. torch is
+listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model of 7,850 parameters,
+compared with a process that has only imported torch.
 """
 
 import argparse
@@ -61,10 +61,10 @@ def print_times(repeats: int) -> None:
     python_s = statistics.median(seconds["python -c pass"])
     for name, values in seconds.items():
         median = statistics.median(values)
-        beyond = (
+        extra = (
             f", {(median - python_s) * 1e3:.0f} ms more than Python" if median > python_s else ""
         )
-        print(f"{name:28}{median * 1e3:8.0f} ms{beyond}")
+        print(f"{name:28}{median * 1e3:8.0f} ms{extra}")
 
 
 def print_sizes() -> None:

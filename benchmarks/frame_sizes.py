@@ -2,11 +2,11 @@
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-The column `bound` is the entropy of k of n uniformly distributed positions, log2 C(n, k) bits, plus the entropy of the values. The values
-are signs and the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not
-uniformly distributed. Two more tables therefore use vectors with the tensor shapes of `cifar10-vgg11s`. Their values are normal, and each
-tensor is scaled by 1/sqrt(fan-in) or by a random factor. The column `by tensor` is the entropy if the number of positions in each tensor is
-known; the codec does not know these numbers.
+The column `bound` is the entropy of k of n uniformly distributed positions, log2 C(n, k) bits, plus the entropy of the values: signs and
+the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. Positions of a model's update are not uniformly distributed.
+Two more tables therefore use normal vectors with the tensor shapes of `cifar10-vgg11s`, in which each tensor is scaled by 1/sqrt(fan-in) or
+by a random factor. The column `by tensor` is the entropy if the number of positions in each tensor is known; the codec does not know these
+numbers.
 """
 
 import argparse

@@ -3,19 +3,18 @@
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
 The benchmark needs neither Flower nor data sets: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
-bfloat16, the benchmark runs the serial engine (clients one by one), the batched engine (many clients at once), and one model on one big
-batch of the same examples, whose speed is an upper limit. The benchmark prints:
+bfloat16, it runs the serial engine (clients one by one), the batched engine (many clients at once), and one model on one big batch of the
+same examples, whose speed is an upper limit. It prints
 
 - client updates per second;
 - the floating point operations per second of training (counted by torch), as a percentage of those of a large matrix product;
 - the peak memory per additional client;
-- the largest relative distance of an update from that of the serial engine.
+- the largest relative distance of an update from that of the serial engine. By torch's default, float32 convolutions of cuDNN may use TF32,
+  with 10 bits of mantissa, which increases this distance.
 
-By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa. This increases the distances of float32 updates.
-
-The benchmark then times the compression of a stack of updates, counts how often the host waits for the device, and tests training with too
-little memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device cpu), the
-sizes are small.
+Then it times the compression of a stack of updates, counts how often the host waits for the device, and tests training with too little
+memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device cpu), the sizes are
+small.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
 The deployment runs on loopback with TLS and keys. The processes are a server, a relay with three clients, and a fourth client that is
-connected directly to the server. Every round needs every client. Each kill sends SIGKILL to one of the six processes and starts this
-process again; the server is started with --resume. Half of the kills come after the end of a round; the others come at any time, so they
-can also hit processes that are starting. After the last kill, an undisturbed run trains the same number of rounds.
+connected directly to the server. Every round needs every client. Each kill sends SIGKILL to one of the six processes and starts it again;
+the server is started with --resume. Half of the kills come after the end of a round, the others at any time, even while a process is
+starting. After the last kill, an undisturbed run trains the same number of rounds.
 
 The exit status is 0 for equal models, 1 for different models, and 2 if a process failed without being killed.
 """

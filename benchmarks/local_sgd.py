@@ -4,9 +4,9 @@
     python benchmarks/local_sgd.py --task mnist-cnn --clients 20
 
 Each client trains 5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, and on random examples otherwise. For every client, the
-usual loop copies the model and shuffles with a DataLoader. The lean loop reuses one model and indexes tensors in memory. The lean loop and
-the engines have the same batches and return the same updates, up to rounding. Times are medians over repeats; each repeat times every row
-once. The table also has the processor time per client, summed over all threads and processes, which depends less on other load.
+usual loop copies the model and shuffles with a DataLoader. The lean loop reuses one model and indexes tensors in memory. It and the engines
+have the same batches and return the same updates, up to rounding. Times are medians of interleaved repeats. The table also has
+the processor time per client, summed over all threads and processes, which depends less on other load.
 """
 
 import argparse

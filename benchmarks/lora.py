@@ -2,10 +2,10 @@
 
     FEDCOMP_DATA=... python benchmarks/lora.py [--seeds 1 2] [--rounds N] [--uplink CODEC] [--downlink CODEC] [--freeze-a]
 
-A small character-level Llama model is pre-trained on the speech of one half of the roles in Shakespeare's plays. After pre-training, 20
-clients, each with some roles of the other half, train and send LoRA adapters. Each seed runs twice with the same batches: once
-uncompressed, and once with `stc` and error feedback in both directions. The loss is measured on test windows of the second half of the
-roles, before training and after the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
+A small character-level Llama model is pre-trained on the speech of one half of the roles in Shakespeare's plays. Then 20 clients, each with
+some roles of the other half, train and send LoRA adapters. Each seed runs twice with the same batches: once uncompressed, and once with
+`stc` and error feedback in both directions. The loss is measured on test windows of the second half of the roles, before training and after
+the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
 
 If `import transformers` fails because torchvision belongs to another build of torch, uninstall torchvision.
 """

@@ -3,11 +3,11 @@
     python benchmarks/many_clients.py [--clients 10000] [--parameters 1M] [--participation 1%] [--rounds 50] [--residuals file]
     python benchmarks/many_clients.py --growth [--rounds 1000]       memory of the process over many rounds of a small model
 
-With --growth, the model is just large enough to use the compiled loops from the first round on. Loading these loops takes memory, which
-would otherwise look like growth. Training is one step with two examples, so that the benchmark measures everything but training. Files are
-written below --folder and removed at the end. The disk of --folder needs 4 bytes per parameter for each client that takes part at least
-once, plus the same for the clients of one round. The column `page cache` is the part of the checkpoint that the operating system holds in
-memory. The last line has the load average of the machine; results are not reliable if other processes cause load.
+With --growth, the model is just large enough to use the compiled loops from the first round on. Loading these loops later would look like
+growth. Training is one step with two examples, so that the benchmark measures everything but training. Files are written below --folder and
+removed at the end. The disk of --folder needs 4 bytes per parameter for each client that takes part at least once, plus the same for the
+clients of one round. The column `page cache` is the part of the checkpoint that the operating system holds in memory. The last line has the
+load average of the machine; results are not reliable if other processes cause load.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class Meter(Callback):
             f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of free disk space\n"
         )
         print(
-            "rounds     clients so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
+            "rounds     clients so far   round (ms)    checkpoint (ms)   in memory (MB)   page cache (MB)   disk (MB)",
             flush=True,
         )
         self.ended_s = [time.perf_counter()]

@@ -5,8 +5,8 @@
 Each case runs with a model of the given size and with a model of a tenth of this size. The difference of the peaks, divided by the
 difference of the model sizes, is the number of model-sized vectors in memory, because libraries and data cancel out. The column `vectors
 above` is this number minus 1, for the model itself. A third run lists attributes of fedcomp's objects that hold tensors or byte strings of
-at least half the model's size near the peak. Memory that no attribute holds belongs to temporary values, or was freed but not returned to
-the operating system.
+at least half the model's size near the peak. Other memory belongs to temporary values, or was freed but not returned to the operating
+system.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python benchmarks/overhead.py [--cohort 200] [--rounds 30] [--populations 200 2000 20000] [--clock cpu] [--profile]
 
-Training is one step of a model with 42 parameters on one example. Rounds are complete, except that they are not evaluated: they have
-messages in both directions, error feedback, STC frames, checks, an average, a compressed broadcast and a checkpoint. Runs with different
-numbers of clients alternate, and the table has medians over the rounds of all repeats. --clock cpu measures the processor time of the main
-thread, which excludes waiting for the disk. --profile prints the functions in which an additional run spends the most time.
+Training is one step of a model with 42 parameters on one example. Rounds are complete, with messages in both directions, error feedback,
+STC frames, checks, an average, a compressed broadcast and a checkpoint, but without evaluation. Runs with different numbers of clients
+alternate, and the table has medians over the rounds of all repeats. --clock cpu measures the processor time of the main thread, which
+excludes waiting for the disk. --profile prints the functions in which an additional run spends the most time.
 """
 
 import argparse
@@ -112,16 +112,16 @@ def main() -> None:
         f"load {os.getloadavg()[0]:.1f}"
     )
     print(
-        f"{'clients':>10}{'round':>9}" + "".join(f"{part:>13}" for part in parts) + f"{'beyond':>9}"
+        f"{'clients':>10}{'round':>9}" + "".join(f"{part:>13}" for part in parts) + f"{'other':>9}"
     )
     for clients in runs:
-        beyond = median(clients) - median(clients, "aggregation")
+        other = median(clients) - median(clients, "aggregation")
         print(
             f"{clients:10,}{median(clients):9.1f}"
             + "".join(f"{median(clients, part):13.1f}" for part in parts)
-            + f"{beyond:9.1f}"
+            + f"{other:9.1f}"
         )
-    print("beyond: time of a round minus its aggregation")
+    print("other: time of a round without its aggregation")
     if args.profile:
         with cProfile.Profile() as profile:
             run(args.populations[-1], args.cohort, args.rounds, args.clock)

@@ -2,9 +2,9 @@
 
     python benchmarks/quantizers.py --numel 25_000_000
 
-The row `copy` copies the vector into existing memory. Encoding times include checking the vector and computing the frame's checksum;
-decoding times include checking the frame and allocating a vector. Times are medians over repeats; each repeat times every row once. The
-column `entropy` is the entropy of the quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
+The row `copy` copies the vector into existing memory. Encoding includes checking the vector and computing the checksum; decoding includes
+checking the frame and allocating a vector. Times are medians of interleaved repeats (timing.py). The column `entropy` is the entropy of the
+quantized values, in bits per coordinate, including a sign bit for the codec `natural`.
 """
 
 import argparse

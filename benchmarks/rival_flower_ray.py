@@ -3,7 +3,7 @@
     FEDCOMP_DATA=... python benchmarks/rival_flower_ray.py --task mnist-cnn --clients 200 --cohort 20 --rounds 6 [--cores 2]
     python benchmarks/rival_flower_ray.py WORKLOAD.npz --task mnist-cnn ...
 
-The program prints one line of JSON. The second command only needs flwr[simulation] and torch, not fedcomp. The ServerApp and the ClientApp
+The program prints one line of JSON. The second command needs only flwr[simulation] and torch, not fedcomp. The ServerApp and the ClientApp
 follow Flower's PyTorch tutorial, with FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. Ray runs one actor
 with one thread on each of the --cores. Each actor reads the examples once, and rounds are not evaluated.
 """

@@ -3,7 +3,7 @@
     python benchmarks/rival_pfl.py WORKLOAD.npz --model mnist-cnn --rounds 10 --cohort 20
     torchrun --nproc-per-node 2 benchmarks/rival_pfl.py ...
 
-The program prints one line of JSON, and needs pfl (`rivals.py --install`) but not fedcomp. Like pfl's own benchmarks, the program uses
+The program prints one line of JSON, and needs pfl (`rivals.py --install`) but not fedcomp. Like pfl's own benchmarks, it uses
 SimulatedBackend with FederatedAveraging and PyTorchModel, keeps users' tensors in memory, and averages users with equal weights. torchrun
 starts several processes.
 """

@@ -4,12 +4,12 @@
 
 The workloads are logistic regression on MNIST with 200 clients per round, and two CNNs on MNIST with 28,938 and 1,663,370 parameters and 20
 of 200 clients per round. Each client trains 5 steps with batches of 20. Every row of the table is a separate process with the same data,
-shards, steps and threads. The first round of a process is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions,
-error feedback and checkpoints. The loops and torch.func.vmap only train the clients of a round. `one big batch` trains one model on the
-same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, because the
-rounds in which its worker processes start are not counted. The other simulators are pfl (rival_pfl.py), which --install installs into
-FOLDER, and Flower's Ray engine (rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of
-torchrun with one thread each.
+shards, steps and threads, whose first round is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions, error feedback
+and checkpoints, and ten additional rounds, because the rounds in which its worker processes start are not counted. The loops and
+torch.func.vmap only train the clients of a round. `one big batch` trains one model on the same examples; its speed is an upper limit.
+Accuracies are measured after the last round. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and
+Flower's Ray engine (rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with
+one thread each.
 """
 
 import argparse

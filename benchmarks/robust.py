@@ -4,8 +4,8 @@
 
 fedcomp aggregates updates whose frames are already parsed. The columns `dense` are measured with the codec `identity`, and are also valid
 for other dense codecs, such as fp16 and qsgd. Updates of the other codecs stay compressed in memory. The torch implementation has the stack
-of all updates, [clients, elements], in memory. Times are medians over repeats; each repeat times every rule once. The first repeat, which
-compiles, is not counted. Memory is the peak that Python and numpy allocate during a call, without the updates and the result.
+of all updates, [clients, elements], in memory. Times are medians of interleaved repeats (timing.py). Memory is the peak that Python and
+numpy allocate during a call, without the updates and the result.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/rotations.py --numel 25_000_000
 
 The row `copy` copies the vector into existing memory. The row `rotation` computes the rotated vector and discards it. Encoding returns a
-frame; decoding adds a frame to an existing vector. Times are medians over repeats; each repeat times every row once. The column `copies` is
-the time as a multiple of the copy. `CPU` is the processor time of all threads together. `bits` is the frame size in bits per coordinate.
-NMSE is the squared error ‖x − C(x)‖²/‖x‖² of the decoded vector C(x) for normal values x.
+frame; decoding adds a frame to an existing vector. Times are medians of interleaved repeats (timing.py). The column `copies` is the time as
+a multiple of the copy. `CPU` is the processor time of all threads together. `bits` is the frame size in bits per coordinate. NMSE is the
+squared error ‖x − C(x)‖²/‖x‖² of the decoded vector C(x) for normal values x.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/signs.py --numel 100_000_000
 
 The row `copy` copies the vector into existing memory, and `new copy` into new memory. Codecs write or read whole frames, with checksum and
-checks. Decoding returns a new vector. Times are medians over repeats; each repeat times every row once. `bits` is the size of the whole
-frame in bits per coordinate.
+checks. Decoding returns a new vector. Times are medians of interleaved repeats (timing.py). `bits` is the size of the frame in bits per
+coordinate.
 """
 
 import argparse

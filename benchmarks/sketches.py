@@ -5,9 +5,9 @@
 The torch implementation `hashed` computes hashes for each use, block by block: the bucket of coordinate i is (a·i + b) mod p mod c, where p
 = 2³¹ − 1 and c is the number of columns, and the sign of i is the lowest bit of a polynomial of degree 3 in i mod p. The implementation
 `tables` has all buckets (int64) and signs (float32) in memory; their construction is not timed. Torch sketches with scatter_add_ or
-bincount. Torch reads a sketch by gathering the cells, a median over the rows, and topk. Times are medians over repeats; each repeat times
-every row once. The column `copies` is the time as a multiple of a copy of the vector, and `ours` as a multiple of fedcomp's time. `CPU` is
-the processor time of all threads together.
+bincount, and reads a sketch by gathering the cells, a median over the rows, and topk. Times are medians of interleaved repeats (timing.py).
+The column `copies` is the time as a multiple of a copy of the vector, and `ours` as a multiple of fedcomp's time. `CPU` is the processor
+time of all threads together.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/sparse_loco.py [--numel 10_000_000] [--repeats 5]
 
 The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs a
-12-bit index and a 2-bit bin for each value. fedcomp and torch send the mean values of the bins as scales; the bytes of the scales are
-counted separately. The vectors have normal or heavy-tailed values. Times are minima over repeats.
+12-bit index and a 2-bit bin for each value. fedcomp and torch send the mean values of the bins as scales, whose bytes are counted
+separately. The vectors have normal or heavy-tailed values. Times are minima over repeats.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     FEDCOMP_DATA=... python benchmarks/stc_mnist.py [--seeds 5] [--rounds 400]
 
 The task is logistic regression on MNIST with standardised pixels. Each of 200 clients has two classes, 10 % of the clients take part in a
-round, and each of them trains one step with a batch of 20 at learning rate 0.04. STC sends 1/400 of the coordinates in both directions. The
-code of the paper's authors reports an accuracy of 87.5 %, and 30.0 bytes per frame. It computes these bytes by a formula without headers,
-missed broadcasts and first downloads.
+round, and each trains one step with a batch of 20 at learning rate 0.04. STC sends 1/400 of the coordinates in both directions. The code of
+the paper's authors reports an accuracy of 87.5 %, and 30.0 bytes per frame, computed by a formula without headers, missed broadcasts and
+first downloads.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/tally.py [--numel 25000000] [--voters 15] [--threads 1]
 
 The torch row `int8 added up` adds the votes one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum over the stack of votes,
-[voters, elements], in int64 by default. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. The torch rows do not
-decide ties, and their stack is already in memory. Times are medians over repeats; each repeat times every row once. --processor-time shows
-processor time, which depends less on other load.
+[voters, elements], in int64. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. The torch rows do not decide ties,
+and their stack is already in memory. Times are medians of interleaved repeats (timing.py). --processor-time shows processor time, which
+depends less on other load.
 """
 
 import argparse

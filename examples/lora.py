@@ -3,7 +3,8 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024): the mean is exact, and clients send half as much.
+`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024). The mean of B then gives the exact mean of B·A, and
+clients send half as much.
 """
 
 import copy

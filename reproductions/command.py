@@ -71,7 +71,7 @@ def run(
     if write:
         table.write(
             name + "-full" * full,
-            table.section(chosen, experiment, full, results, judged, time),
+            table.section(chosen, full, results, judged, time),
             PAGE,
         )
         print(f"wrote {PAGE}")

@@ -60,15 +60,15 @@ REPRODUCTION = Reproduction(
     name="dgc-warmup",
     title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
-    setting="The data are scikit-learn's digits; the paper uses CIFAR-10, ImageNet and other data. 4 clients with equal IID shares "
-    "of the data take part in every round, and train one step with a batch of 16 examples and momentum 0.9. Clients send "
-    "0.1 % of the coordinates (ten). In the warm-up of 20 rounds, the density falls from 25 % to 0.1 % and the learning "
-    "rate grows. Claim 1 is tested after 100 rounds, and claim 2 after 2,000.",
-    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with equal IID shares of the "
-    "data take part in every round, and train one step with a batch of 32 examples and momentum 0.9. Clients send 0.1 % of "
-    "the coordinates. The warm-up takes four epochs, in which the density falls from 25 % to 0.1 % and the learning rate "
-    "grows. Claim 1 compares accuracies after 8,000 rounds, and claim 2 after 64,000 rounds. Each method gets the best of "
-    "three learning rates.",
+    setting="The data are scikit-learn's digits; the paper uses CIFAR-10, ImageNet and other data. 4 clients with IID "
+    "data train one step in every round, with a batch of 16 examples and momentum 0.9, and send 0.1 % of the "
+    "coordinates (ten). In the warm-up of 20 rounds, the density falls from 25 % to 0.1 % and the learning rate "
+    "grows. Claim 1 is tested after 100 rounds, and claim 2 after 2,000.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with IID "
+    "data train one step in every round, with a batch of 32 examples and momentum 0.9, and send 0.1 % of the "
+    "coordinates. In the warm-up of four epochs, the density falls from 25 % to 0.1 % and the learning rate grows. "
+    "Claim 1 is tested after 8,000 rounds, and claim 2 after 64,000. Each method gets the best of three learning "
+    "rates.",
     small=Experiment(
         {
             "task": "digits",

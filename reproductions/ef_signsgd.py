@@ -103,13 +103,13 @@ REPRODUCTION = Reproduction(
     name="ef-signsgd",
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
-    setting="Claims 1 and 2 are tested on two convex problems with two coordinates, and claims 3 to 5 by logistic regression on "
-    "MNIST (the paper: ResNet-18 and VGG on CIFAR). 2 clients with equal IID shares of the data take part in each of 400 "
-    "rounds of one step. Their large batch has 32 examples, and their small batch 2. signSGD is a majority vote of the "
-    "clients' signs. *Scaled signs without memory* is EF-signSGD without error feedback.",
-    full_setting="Claims 1 and 2 are tested on two convex problems with two coordinates. Claims 3 to 5 are tested by ResNet-18 with "
-    "GroupNorm on CIFAR-10, with random crops and flips. 2 clients take part in each of 40,000 rounds of one step. The "
-    "large batch has 128 examples (64 of each client), and the small batch has 8.",
+    setting="Claims 1 and 2 are tested on two convex problems with two coordinates, and claims 3 to 5 by logistic "
+    "regression on MNIST (the paper: ResNet-18 and VGG on CIFAR). 2 clients with IID data take part in each of 400 "
+    "rounds of one step. The large batch of a client has 32 examples, and the small batch 2. signSGD is a majority "
+    "vote of the clients' signs. *Scaled signs without memory* is EF-signSGD without error feedback.",
+    full_setting="Claims 1 and 2 are tested on two convex problems with two coordinates, and claims 3 to 5 by "
+    "ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 2 clients with IID data take part in each of "
+    "40,000 rounds of one step. The large batch of a client has 64 examples, and the small batch 4.",
     small=Experiment(
         {
             "task": "mnist-logreg",

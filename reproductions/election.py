@@ -95,13 +95,14 @@ REPRODUCTION = Reproduction(
     name="election",
     title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
-    setting="The data are scikit-learn's digits; the paper trains ResNet-18 on CIFAR-10. n = 9 clients with equal IID shares of the"
-    " data take part in each of 60 rounds of one step. b = 3 clients are Byzantine and invert the signs that they send. All"
-    " methods use the learning rate 0.01. A random Bernoulli code is drawn again if its allocation matrix has an empty row "
-    "or column.",
-    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10. n = 9 clients with equal IID shares of the data take part in each "
-    "of 20,000 rounds of one step with a batch of 14 examples. The learning rate is 1e-4, as in the paper. b = 3 of the "
-    "clients are Byzantine and invert the signs that they send. The server has no momentum, unlike the paper's server.",
+    setting="The data are scikit-learn's digits; the paper trains ResNet-18 on CIFAR-10. n = 9 clients with IID data "
+    "take part in each of 60 rounds of one step, with the learning rate 0.01. b = 3 of them are Byzantine and invert "
+    "the signs that they send. A random Bernoulli code is drawn again if its allocation matrix has an empty row or "
+    "column.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10. n = 9 clients with IID data take part in each of "
+    "20,000 rounds of one step with a batch of 14 examples. The learning rate is 1e-4, as in the paper. b = 3 of the "
+    "clients are Byzantine and invert the signs that they send. The server has no momentum, unlike the paper's "
+    "server.",
     small=Experiment(
         {
             "task": "digits",

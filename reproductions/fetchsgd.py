@@ -89,16 +89,18 @@ REPRODUCTION = Reproduction(
     name="fetchsgd",
     title="FetchSGD against FedAvg, with one class per client",
     paper=PAPER,
-    setting="The data are scikit-learn's digits. 280 clients have 5 or 6 images of one class, and 10 clients take part in a round "
-    "(the paper: 10,000 clients with five CIFAR-10 images). Training has 600 local steps of 5 images. After each step, "
-    "FetchSGD clients send a sketch with 8-bit cells, which has a tenth of the model's size in bytes, and the server changes 0.5 % of "
-    "the coordinates. FedAvg sends the whole model after every 8 steps. All methods have momentum 0.9 on the server. A ratio "
-    "(×) is the bytes of the uncompressed run in both directions, divided by those of the method.",
-    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 10,000 clients have five images of one "
-    "class, and 100 clients take part in a round. Training has 2,400 local steps. After each step, FetchSGD clients send a sketch "
-    "of 5 rows, a twentieth of the model, and the server changes 0.5 % of the coordinates. FedAvg sends the whole model after every 10 "
-    "steps. All methods have momentum 0.9 on the server. A ratio is the bytes of the uncompressed run in both directions, "
-    "divided by those of the method. Each method gets the best of four learning rates.",
+    setting="The data are scikit-learn's digits. 280 clients have 5 or 6 images of one class, and 10 clients take part "
+    "in a round (the paper: 10,000 clients with five CIFAR-10 images). Training takes 600 local steps of 5 images. "
+    "After each step, FetchSGD clients send a sketch with 8-bit cells, a tenth of the model's size in bytes, and the "
+    "server changes 0.5 % of the coordinates. FedAvg sends the whole model after every 8 steps. All methods have "
+    "momentum 0.9 on the server. A ratio (×) is the bytes of the uncompressed run in both directions, divided by "
+    "those of the method.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 10,000 clients have "
+    "five images of one class, and 100 clients take part in a round. Training takes 2,400 local steps. After each "
+    "step, FetchSGD clients send a sketch of 5 rows, a twentieth of the model's size in bytes, and the server changes "
+    "0.5 % of the coordinates. FedAvg sends the whole model after every 10 steps. All methods have momentum 0.9 on "
+    "the server. A ratio is the bytes of the uncompressed run in both directions, divided by those of the method. "
+    "Each method gets the best of four learning rates.",
     small=Experiment(
         {
             "task": "digits",

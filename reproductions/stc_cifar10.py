@@ -25,14 +25,14 @@ REPRODUCTION = Reproduction(
     name="stc-cifar10",
     title="STC against FedAvg and signSGD, VGG11* on CIFAR-10",
     paper=PAPER,
-    setting="10 clients train 300 local steps in all, with batches of 20 examples and one seed; 4 clients take part in a round. STC"
-    " sends 1/25 of the coordinates after each step, in both directions. FedAvg sends the whole model after every 25 steps."
-    " signSGD sends one bit per coordinate after each step. The paper has 100 clients, a density of 1/400, 400 local steps "
-    "per round for FedAvg, and far more steps. Our runs end after 300 steps, when the network has only begun to learn.",
-    full_setting="100 clients train 20,000 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. "
-    "STC and FedAvg have the paper's learning rate of 0.016, and signSGD has 0.0002. STC sends 1/400 of the coordinates "
-    "after each step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per "
-    "coordinate after each step. We guessed the paper's number of steps and its learning rate for signSGD.",
+    setting="4 of 10 clients take part in each round. Training takes 300 local steps, with batches of 20 examples; the "
+    "network has then only begun to learn. After each step, STC sends 1/25 of the coordinates in both directions, and "
+    "signSGD one bit per coordinate. FedAvg sends the whole model after every 25 steps. The paper has 100 clients, a "
+    "density of 1/400, 400 local steps per round for FedAvg, and far more steps.",
+    full_setting="10 of 100 clients take part in each round. Training takes 20,000 local steps, with batches of 20 "
+    "examples. STC and FedAvg have the paper's learning rate of 0.016, and signSGD has 0.0002. After each step, STC "
+    "sends 1/400 of the coordinates in both directions, and signSGD one bit per coordinate. FedAvg sends the whole "
+    "model after every 400 steps. We guessed the paper's number of steps and its learning rate for signSGD.",
     small=Experiment(
         {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
         methods(300, 25, "1/25", 0.05, 0.0005),

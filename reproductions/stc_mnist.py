@@ -84,14 +84,14 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="10 of 100 clients take part in each round. A run has 1,600 local steps, with batches of 20 examples. STC sends 1/100 "
-    "of the coordinates after each step, in both directions (the paper: 1/400, with far more steps). FedAvg sends the whole"
-    " model after every 400 steps. signSGD sends one bit per coordinate after each step.",
-    full_setting="10 of 100 clients take part in each round. All rounds together have 20,000 local steps, with batches of 20 examples. "
-    "All pixels are standardised by one mean and one standard deviation. STC sends 1/400 of the coordinates after each "
-    "step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per coordinate "
-    "after each step. We guessed the paper's number of steps. Each method gets the best of three learning rates in each "
-    "setting, one of which is the paper's 0.04.",
+    setting="10 of 100 clients take part in each round. Training takes 1,600 local steps, with batches of 20 examples. "
+    "After each step, STC sends 1/100 of the coordinates in both directions (the paper: 1/400, with far more steps), "
+    "and signSGD one bit per coordinate. FedAvg sends the whole model after every 400 steps.",
+    full_setting="10 of 100 clients take part in each round. Training takes 20,000 local steps, with batches of 20 "
+    "examples. All pixels are standardised by one mean and one standard deviation. After each step, STC sends 1/400 "
+    "of the coordinates in both directions, and signSGD one bit per coordinate. FedAvg sends the whole model after "
+    "every 400 steps. We guessed the paper's number of steps. Each method gets the best of three learning rates in "
+    "each setting, one of which is the paper's 0.04.",
     small=Experiment(
         {"task": "mnist-logreg-global", "clients": 100},
         methods(1600, 400, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)),

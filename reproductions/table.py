@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcomp.errors import UserError
 
-from .base import IN_WORDS, Claim, Experiment, MethodResult, Reproduction, Results, Verdict
+from .base import IN_WORDS, Claim, MethodResult, Reproduction, Results, Verdict
 from .running import ComputeTime, choice_text
 
 COLUMNS = ("claim", "source", "the paper's number", "ours", "holds here")
@@ -89,22 +89,18 @@ def size(count: float) -> str:
 
 def section(
     reproduction: Reproduction,
-    experiment: Experiment,
     full: bool,
     results: Results,
     judged: JudgedClaims,
     time: ComputeTime,
 ) -> str:
-    """Return the Markdown section of a reproduction, with its command, setting, results and compute time."""
+    """Return the Markdown section of a reproduction, with its setting, results and compute time."""
     seeds = max(len(m.runs) for m in results.values())
-    command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
-    command += f" --seeds {seeds}" * (seeds != reproduction.experiment(full).seeds)
     numbers = any(claim.paper != IN_WORDS for claim, _ in judged)
     shown = (0, 2, 3, 4) if numbers else (0, 3, 4)  # columns
     parts = [
-        f"## {reproduction.name}: {reproduction.title}",
+        f"## {reproduction.name}{' --full' * full}: {reproduction.title}",
         f"{reproduction.paper}.",
-        f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
         markdown([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows(judged)]),
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),

@@ -242,16 +242,15 @@ def test_sections_are_written_between_marks(done, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Page\n\ntext\n")
     found = judge_claims(TINY, results)
-    write("tiny", section(TINY, TINY.small, False, results, found, spent), page)
+    write("tiny", section(TINY, False, results, found, spent), page)
     write("other", "second", page)
     once = page.read_text()
-    write("tiny", section(TINY, TINY.small, False, results, found, spent), page)
+    write("tiny", section(TINY, False, results, found, spent), page)
     assert page.read_text() == once
     assert once.startswith("# Page\n\ntext\n\n<!-- tiny -->") and once.endswith(
         "second\n\n<!-- end of other -->\n"
     )
     assert f"| 1. {LEARNS.text} | in words | {found[0][1].ours} | yes |" in once
-    assert "fedcomp reproduce tiny" in once
     with pytest.raises(UserError, match="leave --write out"):
         write("tiny", "text", tmp_path / "absent.md")
 
