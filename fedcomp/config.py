@@ -1,9 +1,14 @@
 """The options of a run, with types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
 
-The metadata of each field contains `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the
-option). The metadata of some fields also contains `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
-`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises one of the errors in `spec.MALFORMED`, the
-error message quotes `example`, a valid value.
+The metadata of a field can contain:
+
+    help        effect of the option, with its unit
+    local       True if a resumed run may change the option
+    low, high   smallest and largest value
+    above       limit that values must exceed
+    choices     allowed values
+    parse       function that parses the value, to check it
+    example     valid value, for the error message if `parse` raises one of the errors in `spec.MALFORMED`
 """
 
 import dataclasses
@@ -33,7 +38,7 @@ class StrategyDefault(str):
 
 
 def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
-    """Return the dataclass field of an option, with the metadata that the module docstring describes."""
+    """Return the dataclass field of an option. The module docstring describes the metadata `limits`."""
     return field(default=default, metadata={"help": help, "local": local, **limits})
 
 
@@ -171,8 +176,8 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send: residual, none or "
-        "another memory; auto = the memory that the strategy requires, or else residual for lossy codecs with a number in the column "
-        "'contracts' of fedcomp codecs, or else none.",
+        "another memory; auto = the memory that the strategy requires; otherwise residual for lossy codecs for which `fedcomp codecs` "
+        "shows a number in the column 'contracts', and none for other codecs.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
@@ -306,8 +311,8 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Number of rounds between checkpoints; auto = 1 on a real server; in a simulation, auto = a number with which checkpoints take at "
-        "most 5 % of the time.",
+        "Number of rounds between checkpoints; auto = 1 in a deployment; in a simulation, auto = so many that checkpoints take at most 5 % "
+        "of the time.",
         local=True,
     )
     out: str | None = option(
@@ -386,7 +391,7 @@ def suggestion(
 ) -> str:
     """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
 
-    `spelled` is a function that formats the suggested name, for example as a flag.
+    `spelled` formats the suggested name, for example as a flag.
     """
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
@@ -412,7 +417,9 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         kinds = (*kinds, int)
     if type(value) not in (*kinds, StrategyDefault):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {wanted}")
+        raise ConfigError(
+            f"{name} is {value!r}, of type {type(value).__name__}; give a value of type {wanted}"
+        )
     if value is None:
         return
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
@@ -451,7 +458,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError for an unknown key or an invalid value. The message names `source` (the file), and suggests the closest option.
+    Raises ConfigError for an unknown key or an invalid value. The message names `source`, the file.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -474,11 +481,11 @@ def from_values(
 def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML file, such as a run folder's config.toml. Options named in `listable` may have lists of values.
 
-    Raises ConfigError if the file is absent or malformed, or contains an unknown key.
+    Raises ConfigError if the file cannot be read or is malformed.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # choices that fedcomp made for the run, such as the device
+        values.pop("resolved", None)  # automatic choices of the run, such as the device
         return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
@@ -491,7 +498,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 def read_run(folder: str | Path) -> dict[str, Any]:
     """Return the content of a run folder's config.toml, including the table [resolved] of automatic choices, such as the device.
 
-    Raises RunFolderError if the file is absent or unreadable.
+    Raises RunFolderError if the file cannot be read.
     """
     path = expand_home(folder, "--out") / RUN_FILE
     try:
@@ -508,7 +515,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run that also apply when the run is resumed, unless the user gives other values."""
+    """Return the options of a stored run that a resumed run inherits unless the user gives other values."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
@@ -520,9 +527,9 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the name of the first option that differs from the stored run and that a resumed run must not change, or None.
+    """Return the first option that differs from the stored run although a resumed run must not change it, or None.
 
-    If an option is missing in `stored` (a run of an earlier version of fedcomp), its default value is compared.
+    A run of an earlier version of fedcomp may lack an option; then the default is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -534,8 +541,7 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 def with_horizon(config: RunConfig) -> RunConfig:
     """Return the options of a run, with `horizon` (the round in which schedules end) set if a schedule needs it.
 
-    The horizon is the value of the option `horizon`, else the horizon of the resumed run, else the last round. Raises RunFolderError if the
-    resumed run cannot be read.
+    The horizon is --horizon, else the horizon of the resumed run, else --rounds. Raises RunFolderError if the resumed run cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):
@@ -577,6 +583,6 @@ KEYS = "keys"  # default of --keys
 
 
 def keys_command(folder: str | Path, *words: object) -> str:
-    """Return a command such as `fedcomp keys renew 3`. If `folder` is not the default folder of keys, the command includes --keys."""
+    """Return a command such as `fedcomp keys renew 3`, with --keys unless `folder` is the default."""
     where = [] if Path(folder) == Path(KEYS) else ["--keys", str(folder)]
     return shlex.join(["fedcomp", "keys", *map(str, words), *where])

@@ -362,7 +362,7 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
 @for_each(
     "values, says",
     [
-        ({"clients": "x"}, "--clients is 'x', of type str; give int"),
+        ({"clients": "x"}, "--clients is 'x', of type str; give a value of type int"),
         ({"clients": None}, "--clients is None"),
         ({"clients": 2.5}, "--clients is 2.5, of type float"),
         ({"clients": True}, "--clients is True, of type bool"),
