@@ -291,5 +291,5 @@ def test_an_impossible_number_of_examples_is_rejected(examples):
     ]
     (outcome,) = run(federation, 1)
     assert [(r.client, r.reason[:17]) for r in outcome.rejections] == [
-        (1, "the reply reports")
+        (1, "the report has")
     ] and len(outcome.accepted) == 5
