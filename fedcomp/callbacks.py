@@ -43,10 +43,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A client of a round without an accepted update."""
+    """A client whose update the server did not accept in a round."""
 
     client: int  # client id
-    # Stage that failed: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or aggregate.
+    # Stage of the rejection: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or aggregate.
     stage: str
     reason: str  # one sentence
 
@@ -252,7 +252,7 @@ class Callback:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a change of the connected clients, or the end of the wait, while the run waits for `wanted` clients.
+        """Handle a change of the connected clients while the run waits for `wanted` clients, or the end of the wait.
 
         `connected`: ids of the connected clients.
         """

@@ -38,7 +38,10 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string (see spec.py), such as "stc:density=0". The message starts with `flag` (the option) and `spec` (its value)."""
+    """An invalid spec string (see spec.py), such as "stc:density=0".
+
+    If `flag` (the option) and `spec` (its value) are set, the message starts with them.
+    """
 
     flag = spec = ""
 
@@ -139,7 +142,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @contextmanager
 def os_errors(error_class: type[FedcompError], found: str, advice: str) -> Iterator[None]:
-    """Raise an error of fedcomp in place of an OSError: `found` (what failed), the system's reason, and `advice`."""
+    """Raise `error_class` in place of an OSError. The message is `found` (what failed), the system's reason, and `advice`."""
     try:
         yield
     except OSError as error:

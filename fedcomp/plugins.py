@@ -115,8 +115,8 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
     def _add_from(self, module: ModuleType, plugins: dict[str, T]) -> dict[str, T]:
         """Add the plugins that a module defines to `plugins`, and return `plugins`."""
         for value in vars(module).values():
-            if not _is_defined_in(module.__name__, value):
-                continue
+            if not isinstance(value, type | FunctionType) or value.__module__ != module.__name__:
+                continue  # imported into the module
             name = vars(value).get("name")
             if isinstance(name, str) and self.accepts(value):
                 if name in plugins:
@@ -158,10 +158,6 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return plugin
 
 
-def _is_defined_in(module: str, value: Any) -> bool:
-    return isinstance(value, type | FunctionType) and value.__module__ == module
-
-
 @cache
 def _module_in(path: Path) -> ModuleType:
     """Import a file that FEDCOMP_PLUGINS names. Raises ConfigError if the file cannot be imported."""
@@ -184,7 +180,7 @@ def _module_in(path: Path) -> ModuleType:
 
 @cache
 def _entry_points(group: str, *path: str) -> EntryPoints:
-    """Return the entry points of a group. `path` is `sys.path`: a change of it must not use the cached result."""
+    """Return the entry points of a group. `path` is `sys.path`, so that a change of it invalidates the cache."""
     return entry_points(group=group)
 
 

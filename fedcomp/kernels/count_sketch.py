@@ -22,7 +22,8 @@ from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # index of the random stream for row 0; row r uses stream STREAM + r
 HALVED = 1 << 20  # a vector with at least this many elements is sketched in two halves, in parallel
-UNIT = 1024  # number of random words that are drawn at a time; parts of a vector start at multiples
+# Number of random words that are drawn at a time. Parts of a vector start at multiples of UNIT.
+UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
 

@@ -31,7 +31,7 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return a folder for the compiled loops of this version of the code, or "" if none is writable. Delete those of other versions.
+    """Return a folder for the compiled loops of this version of the code, or "" if none is writable. Delete old folders.
 
     The name of the folder is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 100_000  # vectors on the CPU with at least this many elements each have their own thread
+LARGE = 100_000  # vectors on the CPU of at least this size are each processed on their own thread
 PIECE = 1 << 17  # number of elements that are converted to float32 at a time
-UNIT = (
-    128  # ranges start at multiples: at whole bytes of packed bits and whole blocks of random words
-)
+# Ranges start at multiples of UNIT, and therefore at whole bytes of packed bits and whole blocks of random words.
+UNIT = 128
 
 Rows = Tensor | Sequence[Tensor]
 Result = TypeVar("Result")

@@ -106,7 +106,7 @@ def _put(out, at, width, value):
 def pack(skips, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r] with fields[r] numbers, followed by its code. `values`, `widths`: these numbers, and their bits.
+    Row r starts at bit starts[r] with fields[r] numbers, followed by its code. `values`, `widths`: these numbers, and their sizes in bits.
     """
     i, f = 0, 0
     for r in range(starts.size):

@@ -29,9 +29,8 @@ Array = np.ndarray | Tensor  # numpy arrays on the CPU, torch tensors elsewhere
 class Chosen(NamedTuple):
     """The positions selected in m vectors."""
 
-    positions: (
-        Tensor  # concatenated; int64, ascending within each vector, on the device of the vectors
-    )
+    # Concatenated, int64, ascending within each vector, on the device of the vectors.
+    positions: Tensor
     counts: np.ndarray  # number of positions in each vector, int64 [m]
 
 

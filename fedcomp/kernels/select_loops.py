@@ -11,11 +11,8 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-DIGITS = (
-    11,
-    10,
-    10,
-)  # number of bits of the k-th largest key that each pass over the keys determines
+# Number of bits of the k-th largest key that each pass over the keys determines.
+DIGITS = 11, 10, 10
 
 
 @numba.njit(nogil=True, inline="always")
@@ -28,7 +25,10 @@ def _largest(bits, start, stop, flip, mask):
 
 @compiled
 def kth_largest(bits, flip, mask, k):
-    """Return the k-th largest key of int32 bits [n], and the number of larger keys; 0 and the number of positive keys if these are < k."""
+    """Return the k-th largest key of int32 bits [n], and the number of larger keys.
+
+    If fewer than k keys are positive, return 0 and the number of positive keys.
+    """
     flip, mask, base, above, shift = int32(flip), int32(mask), int32(0), 0, 31
     for width in DIGITS:
         shift -= width

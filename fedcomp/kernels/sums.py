@@ -16,10 +16,8 @@ from .parallel import map_ranges
 
 UNIT = 149  # a float32 is an integer times 2^-UNIT
 ROOT_BITS = 65  # number of fractional bits of a square root, more than float64 has
-PIECE, DEVICE_PIECE = (
-    1 << 16,
-    1 << 20,
-)  # number of elements that are summed at a time, on CPUs and GPUs
+# Number of elements that are summed at a time, on CPUs and on GPUs.
+PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
 # A block of `column_sides` has about BLOCK elements, and at least MIN_BLOCK_ROWS rows.
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64
 LANES = 64  # number of columns into which `column_sides` divides a single column

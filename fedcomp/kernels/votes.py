@@ -40,7 +40,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of coordinates in which each vote differs from `result`, and how many of these have a margin ≥ `margin` ≥ 1.
+    """Return the number of coordinates in which each vote differs from `result`: all, and those with at least `margin` ≥ 1.
 
     Both are int64 [m]. If `ones` of m votes are positive, the margin of a coordinate is |2·ones − m|.
     """

@@ -1,8 +1,8 @@
 """The clients that a round waits for, and the clients from which the cohort of a round is drawn.
 
-A client is *silent* from a deadline that passes without its answer, until it joins again or an answer of it arrives, however late. Other
-clients are *responsive*. A round does not wait for silent clients, and draws them only if too few responsive clients are connected.
-Therefore a client that crashes delays a run by one deadline, not by one deadline per round.
+A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
+however late. Other clients are *responsive*. A round does not wait for silent clients, and draws them only if too few responsive clients
+are connected. A client that crashes therefore delays a run by one deadline, not by one deadline per round.
 
 A round with a deadline first waits for as many responsive clients as its cohort has, but no longer than the deadline. After that, it needs
 at least two clients, and at least the fraction --quorum of the cohort if --quorum is below 1; silent clients count, too. While fewer are
@@ -49,7 +49,9 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota for later rounds: `cohort` clients if the run has a deadline, and otherwise the quorum."""
+        """Return the quota for later rounds. With a deadline, a round first waits for `cohort` clients; after the deadline, fewer suffice.
+        Without a deadline, it waits for the quorum.
+        """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)

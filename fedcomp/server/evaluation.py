@@ -77,20 +77,17 @@ class Evaluator:
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
         """Draw the examples for running statistics. Warn if training changes buffers that clients do not send."""
-        if self.calibrates and self.task.evaluate_fn is not None:
-            if why := recalibration_error(self.task, self.model, data, self.device):
-                self.calibrates = False
-                self.warnings.append(INITIAL_STATISTICS.format(why))
+        checked = self.calibrates and self.task.evaluate_fn is not None
+        if checked and (why := recalibration_error(self.task, self.model, data, self.device)):
+            self.calibrates = False
+            self.warnings.append(INITIAL_STATISTICS.format(why))
         if self.calibrates:
             drawn = seeds.generator(self.config.seed, "recalibration")
             self.sample = drawn.permutation(len(data))[:CALIBRATION_EXAMPLES]
             self.warnings += [NO_TRAINING_DATA] * (not is_training_data)
         if changing := changing_buffers(self.task, self.model, data):
-            self.warnings.append(
-                INITIAL_BUFFERS.format(
-                    f"{changing[0]} and {len(changing) - 1} more" if changing[1:] else changing[0]
-                )
-            )
+            more = f" and {len(changing) - 1} more" if changing[1:] else ""
+            self.warnings.append(INITIAL_BUFFERS.format(changing[0] + more))
 
     def is_initial(self, weights: Tensor) -> bool:
         """Return whether `weights` [numel] are the model's initial weights."""

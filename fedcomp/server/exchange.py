@@ -138,7 +138,7 @@ class Exchange:
         self.transport.send(assignments)
 
     def close(self) -> list[AcceptedUpdate]:
-        """End the phase: return the updates, by client id, that the strategy does not reject now."""
+        """End the phase. Return the accepted updates in the order of client ids, without those that the strategy rejects now."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
         result = PhaseResult(self.phase.name, accepted, frozenset(self.proven_byzantine))
         left_out = self.strategy.on_phase_end(result)

@@ -77,10 +77,10 @@ class Metrics(Callback, Collector):
         self.options: dict[str, str] = {}  # options of the run by label
         # Last values of the metrics that clients reported, from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
-        self.checkpoints_s = _histogram(
-            "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
-        )
+        name, help = "fedcomp_round_seconds", "Duration of a round."
+        self.rounds_s = Histogram(name, help, buckets=ROUND_BOUNDS, registry=None)
+        name, help = "fedcomp_checkpoint_seconds", "Time to write a checkpoint."
+        self.checkpoints_s = Histogram(name, help, buckets=CHECKPOINT_BOUNDS, registry=None)
         self.port: Callable[[], PortFigures] | None = None
         self.lock = Lock()
         self.registry = CollectorRegistry()
@@ -199,10 +199,6 @@ def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
         if value is not None:
             labelled.add_metric([str(key)], value)
     return labelled
-
-
-def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
-    return Histogram(f"fedcomp_{name}", help, buckets=bounds, registry=None)
 
 
 def _without_created(histogram: Histogram) -> Metric:

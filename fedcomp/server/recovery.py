@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """Saves and restores a run. Call `restore` before the first round, and `save` for each checkpoint."""
+    """The saving and restoring of a run. Call `restore` before the first round, and `save` for each checkpoint."""
 
     def __init__(
         self,

@@ -154,7 +154,7 @@ def bandwidths_of(
 
 
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
-    """Return the metrics that a client reported: (value, number of examples) by name. Those from training begin with "train_"."""
+    """Return the metrics that a client reported: (value, number of examples) by name. Names of training metrics begin with "train_"."""
     m = accepted.metrics
     return {
         name if name.startswith(TRAIN_PREFIX) else TRAIN_PREFIX + name: (value, accepted.examples)
@@ -165,7 +165,7 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the statistics of each metric over the clients, and each client's metrics. Warn about and omit non-finite values."""
+    """Return the statistics of each metric over the clients, and each client's metrics. Non-finite values are omitted with a warning."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:

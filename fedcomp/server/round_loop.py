@@ -90,9 +90,8 @@ class RoundLoop:
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # by client: last model version that it reported
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
-        self.examples: dict[
-            int, int
-        ] = {}  # by client: number of examples in its last accepted report
+        # By client: number of examples in its last accepted report.
+        self.examples: dict[int, int] = {}
         # By client: frame with the coordinates of its last accepted update that the server did not use, until the client receives it.
         self.dropped: dict[int, bytes] = {}
         self.changed_clients: set[int] = set()  # clients of the rounds since the last checkpoint
