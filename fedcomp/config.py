@@ -3,7 +3,7 @@
 The metadata of a field can contain:
 
     help        effect of the option, with its unit
-    local       True if a resumed run may change the option
+    changeable  True if a resumed run may change the option
     low, high   smallest and largest value
     above       limit that values must exceed
     choices     allowed values
@@ -37,9 +37,9 @@ class StrategyDefault(str):
     """A default that the strategy may override. A value that the user gives is a plain str and is never overridden."""
 
 
-def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
+def option(default: Any, help: str, *, changeable: bool = False, **limits: Any) -> Any:
     """Return the dataclass field of an option. The module docstring describes the metadata `limits`."""
-    return field(default=default, metadata={"help": help, "local": local, **limits})
+    return field(default=default, metadata={"help": help, "changeable": changeable, **limits})
 
 
 count = partial(option, low=1)
@@ -59,7 +59,7 @@ class RunConfig:
     data: str | None = option(
         None,
         "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
-        local=True,
+        changeable=True,
     )
     init: str | None = option(
         None,
@@ -72,20 +72,22 @@ class RunConfig:
         "user or other group of the data belongs to one client) or natural:column=NAME (the same with the groups in column NAME).",
     )
     clients: int = count(10, "Number of clients.")
-    rounds: int = count(50, "Number of rounds; a resumed run may increase the number.", local=True)
+    rounds: int = count(
+        50, "Number of rounds; a resumed run may increase the number.", changeable=True
+    )
     participation: float = fraction(
         0.1, "Fraction of the clients that take part in a round; at least 2 clients take part."
     )
     quorum: float = fraction(
         1.0,
         "A round ends as soon as the server has accepted the updates of this fraction of the selected clients.",
-        local=True,
+        changeable=True,
     )
     deadline: float = zero_or_more(
         0.0,
         "Time limit of a round in seconds; if a strategy exchanges several messages in a round, the limit applies to each exchange; "
         "answers after the limit do not count; 0 = no limit.",
-        local=True,
+        changeable=True,
     )
     network: str | None = option(
         None,
@@ -218,7 +220,7 @@ class RunConfig:
     horizon: int = zero_or_more(
         0,
         "Round in which schedules such as cosine end; 0 = the last round, as given by --rounds when the run was first started.",
-        local=True,
+        changeable=True,
     )
     budget: str | None = option(
         None,
@@ -286,7 +288,7 @@ class RunConfig:
         "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the "
         "checkpoint (file); auto = the first of these places with enough space.",
         choices=(AUTO, "device", "host", "file"),
-        local=True,
+        changeable=True,
     )
     device: str = option(
         AUTO,
@@ -313,29 +315,31 @@ class RunConfig:
         AUTO,
         "Number of rounds between checkpoints; auto = 1 in a deployment; in a simulation, auto = so many that checkpoints take at most 5 % "
         "of the time.",
-        local=True,
+        changeable=True,
     )
     out: str | None = option(
-        None, "Run folder. Default: a new folder runs/TASK-YYYYMMDD-HHMMSS.", local=True
+        None, "Run folder. Default: a new folder runs/TASK-YYYYMMDD-HHMMSS.", changeable=True
     )
-    resume: bool = option(False, "Continue the run in --out.", local=True)
-    plain: bool = option(False, "Print one line per round instead of the dashboard.", local=True)
+    resume: bool = option(False, "Continue the run in --out.", changeable=True)
+    plain: bool = option(
+        False, "Print one line per round instead of the dashboard.", changeable=True
+    )
     log_json: str | None = option(
         None,
         "File to which each log event is appended as a line of JSON, or - for standard output instead of the dashboard.",
-        local=True,
+        changeable=True,
     )
     metrics_port: int = option(
         -1,
         "Loopback port that serves /metrics to Prometheus; 0 = any free port, -1 = no port.",
         low=-1,
         high=65535,
-        local=True,
+        changeable=True,
     )
     tensorboard: bool = option(
         False,
         "Write scalars for TensorBoard to the subfolder tensorboard of the run folder.",
-        local=True,
+        changeable=True,
     )
 
     def __post_init__(self) -> None:
@@ -449,7 +453,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
 ALTERNATIVE_OPTIONS = tuple(
     f.name
     for f in dataclasses.fields(RunConfig)
-    if not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
+    if not f.metadata["changeable"] and not isinstance(f.default, bool) and f.name != "task"
 )
 
 
@@ -533,7 +537,7 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
-        if not f.metadata["local"] and mine.get(f.name) != stored.get(f.name, f.default):
+        if not f.metadata["changeable"] and mine.get(f.name) != stored.get(f.name, f.default):
             return f.name
     return None
 

@@ -34,7 +34,7 @@ class Column:
     cell: Callable[[RoundRecord], str]  # text of the column for a round
 
 
-def both_ways_ratio(of: "RoundRecord | Totals") -> str:
+def total_ratio(of: "RoundRecord | Totals") -> str:
     """Return the compression ratio of a round, or of all rounds so far, for uplink plus downlink."""
     dense = of.dense_uplink_bytes + of.dense_downlink_bytes
     return ratio(dense, of.uplink_bytes + of.downlink_bytes)
@@ -49,7 +49,7 @@ COLUMNS = (
     Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
     Column("down", 7, 3, lambda r: human_bytes(r.downlink_bytes)),
     Column("down ratio", 10, 9, lambda r: ratio(r.dense_downlink_bytes, r.downlink_bytes)),
-    Column("ratio", 6, 4, both_ways_ratio),
+    Column("ratio", 6, 4, total_ratio),
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
@@ -207,7 +207,7 @@ def evenly_spaced(count: int, max_count: int) -> list[int]:
     return [*range(0, count - 1, step), count - 1]
 
 
-def facts(header: Header) -> list[tuple[str, str]]:
+def header_rows(header: Header) -> list[tuple[str, str]]:
     """Return the description of a run as labels and values, in order of importance."""
     h = header
     byzantine = f"{h.byzantine:,} of {h.clients:,} clients are Byzantine"
@@ -271,7 +271,7 @@ def _list_clients(clients: Sequence[int], more: int = 0) -> str:
     return f"client {names}" if len(clients) + more == 1 else f"clients {names}"
 
 
-def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     """Return the result of a run as labels and values. `totals` covers only the rounds of this process."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
@@ -287,11 +287,11 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("loss", decimal(summary.loss) if has_loss else ""),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
         *(("clients", client_metric_text(name, s)) for name, s in summary.client_metrics.items()),
-        ("bytes up", _against(up, dense_up)),
-        ("relayed", relayed and _against(relayed, totals.dense_uplink_bytes)),
-        ("bytes down", _against(down, dense_down)),
-        ("both", _against(up + down, dense_up + dense_down)),
-        ("at the port", wire and _against(wire, dense_up + dense_down)),
+        ("bytes up", _with_ratio(up, dense_up)),
+        ("relayed", relayed and _with_ratio(relayed, totals.dense_uplink_bytes)),
+        ("bytes down", _with_ratio(down, dense_down)),
+        ("both", _with_ratio(up + down, dense_up + dense_down)),
+        ("at the port", wire and _with_ratio(wire, dense_up + dense_down)),
         ("time", f"{duration(summary.seconds)}, {speed}"),
         ("network", virtual_s and f"{duration(virtual_s)} of virtual time"),
         ("rejected", totals.rejected and rejected),
@@ -311,7 +311,7 @@ def client_metric_text(name: str, spread: ClientMetric) -> str:
     return f"{text}, {spread.clients} client{'s' * (spread.clients != 1)}"
 
 
-def _against(sent: int, dense: int) -> str:
+def _with_ratio(sent: int, dense: int) -> str:
     text, times = human_bytes(sent), ratio(dense, sent)
     known = times != NOTHING
     return f"{text}, {times} against {human_bytes(dense)} in float32" if known else text
@@ -339,7 +339,7 @@ class LineDisplay(RunDisplay):
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        for label, value in facts(header):
+        for label, value in header_rows(header):
             self._print(f"{label:<10}{value}")
         self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
         ratios = "bytes of the same messages in float32 divided by the bytes sent"
@@ -364,7 +364,7 @@ class LineDisplay(RunDisplay):
 
     def on_run_end(self, summary: Summary, out: str) -> None:
         super().on_run_end(summary, out)
-        for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
+        for label, value in [*summary_rows(summary, self.totals), ("model", model_file(out))]:
             self._print(f"{label:<12}{value}")
 
     def _print(self, line: str) -> None:

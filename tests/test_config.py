@@ -96,7 +96,7 @@ def test_every_option_has_a_help_text(f):
     assert f.metadata["help"]
     assert set(f.metadata) <= {
         "help",
-        "local",
+        "changeable",
         "low",
         "high",
         "above",
@@ -247,9 +247,11 @@ def test_settings_leave_out_options_that_are_not_set():
 def test_a_resumed_run_may_change_only_local_options(f):
     stored = config.settings(RunConfig())
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
-    assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
+    assert config.first_difference(changed, stored) == (
+        None if f.metadata["changeable"] else f.name
+    )
     assert config.first_difference(RunConfig(), config.settings(changed)) == (
-        None if f.metadata["local"] else f.name
+        None if f.metadata["changeable"] else f.name
     )
 
 

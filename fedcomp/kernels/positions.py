@@ -226,11 +226,8 @@ def _plan(
     size, width = np.zeros((2, counts.size), np.int64)
     each = form.repeat(counts)
     if tried.any():
-        skips, b, unit = (
-            rice.skip_lengths(positions, counts),
-            rice.parameters(counts, numel),
-            _unit(counts),
-        )
+        skips = rice.skip_lengths(positions, counts)
+        b, unit = rice.parameters(counts, numel), _unit(counts)
         lengths = (rice.sums((skips >> each) + 1 + each, counts) + 7) // 8
         for group in sorted(set(zip(b[tried].tolist(), unit[tried].tolist()))):
             rows = tried & (b == group[0]) & (unit == group[1])
@@ -245,7 +242,7 @@ def _plan_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Do the same as `_plan`, row by row, with compiled loops."""
     b, skips = rice.parameters(counts, numel), rice.skip_lengths(positions, counts)
-    each, (low, high) = np.empty_like(skips), rice.near(b, widest)
+    each, (low, high) = np.empty_like(skips), rice.search_range(b, widest)
     form, (size, width) = low.copy(), np.zeros((2, counts.size), np.int64)
     runs = zip(split_runs(skips, counts), split_runs(each, counts), strict=True)
     for i, (row, own) in enumerate(runs):

@@ -65,7 +65,10 @@ def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
     """Return the best parameters, at most `widest`, of m rows of `counts` [m] positions, as int64 [m]."""
-    skips, (low, high) = skip_lengths(positions, counts), near(parameters(counts, numel), widest)
+    skips, (low, high) = (
+        skip_lengths(positions, counts),
+        search_range(parameters(counts, numel), widest),
+    )
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
@@ -76,7 +79,7 @@ def best_parameters(
     return best
 
 
-def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
+def search_range(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest parameter to try. `b`: the optimal parameters b*."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 

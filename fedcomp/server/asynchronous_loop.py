@@ -71,11 +71,11 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet
         # By busy client: seconds from assignment to answer.
-        self._seconds: dict[int, float] = {}
+        self._latency_s: dict[int, float] = {}
 
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
-        traffic = Traffic(seconds=self._seconds)
+        traffic = Traffic(latency_s=self._latency_s)
         oldest = round - self.options.staleness
         late = [client for client, started_in in self.started_in.items() if started_in < oldest]
         unread = {client: self.answers[client] for client in late if client in self.answers}
@@ -86,8 +86,8 @@ class AsynchronousLoop(RoundLoop):
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.staleness = {c: round - a.round for c, a in taken.items() if a.round < round}
-        measured = self._seconds.keys() & {*taken, *late}
-        traffic.seconds = {client: self._seconds.pop(client) for client in measured}
+        measured = self._latency_s.keys() & {*taken, *late}
+        traffic.latency_s = {client: self._latency_s.pop(client) for client in measured}
         for client in taken:
             self._release(client)
         self.clock.move_to(self.now)

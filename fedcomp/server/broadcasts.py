@@ -164,7 +164,7 @@ class Broadcasts:
         self._downloads.clear()
         self._last_change, self._n_changed = None, [0]
 
-    def behind(self, version: str) -> int | None:
+    def versions_behind(self, version: str) -> int | None:
         """Return how many versions `version` is behind the current one, or None if it is unknown."""
         if version not in self._numbers:
             return None
@@ -179,7 +179,7 @@ class Broadcasts:
         return self._downloads[version]
 
     def _cheapest(self, version: str) -> Download:
-        behind = self.behind(version)
+        behind = self.versions_behind(version)
         if behind is None or behind > len(self.cache):
             return self.dense()
         missed = list(self.cache)[-behind:]

@@ -57,14 +57,16 @@ class Traffic:
     uplink: Counter[int] = field(default_factory=Counter)
     downlink: Counter[int] = field(default_factory=Counter)
     # By client: seconds from assignment to answer, summed over phases. Clients that did not answer have no entry.
-    seconds: dict[int, float] = field(default_factory=dict, compare=False)
+    latency_s: dict[int, float] = field(default_factory=dict, compare=False)
     # By client: number of model versions that the client had missed before the round, or None if unknown.
-    behind: dict[int, int | None] = field(default_factory=dict)
+    versions_behind: dict[int, int | None] = field(default_factory=dict)
     # By client: number of rounds by which the client's answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
-    first_download: int = 0  # downlink bytes to clients that have never reported a model version
+    first_download_bytes: int = (
+        0  # downlink bytes to clients that have never reported a model version
+    )
     # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
-    catch_up: int = 0
+    catch_up_bytes: int = 0
 
     def add_download(
         self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
@@ -76,9 +78,9 @@ class Traffic:
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
         if first:
-            self.first_download += size
+            self.first_download_bytes += size
         else:
-            self.catch_up += max(0, size - newest)
+            self.catch_up_bytes += max(0, size - newest)
 
 
 class Exchange:
@@ -199,8 +201,8 @@ class Exchange:
         if isinstance(report, Lost):
             self._reject_as_reported(client, report.stage, report.reason)
             return None
-        seconds = self.traffic.seconds
-        seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
+        latency_s = self.traffic.latency_s
+        latency_s[client] = latency_s.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
             check_addressee(report, assignment)
             self.on_report(report)
@@ -225,7 +227,7 @@ class Exchange:
         download = b.dense()
         announced = assignment.announced
         self.traffic.add_download(assignment.client, download, announced, first=False, newest=0)
-        self.traffic.behind[assignment.client] = None
+        self.traffic.versions_behind[assignment.client] = None
         dense = replace(
             assignment,
             form=DENSE,

@@ -178,10 +178,10 @@ def summarize_client_metrics(
                     f"round {round}: client {a.client} reports {value} as its '{name}'; metrics that are not finite are left out",
                     kind=METRICS_NOT_FINITE,
                 )
-    return {name: _spread(name, column) for name, column in columns.items()}, by_client
+    return {name: _summarize(name, column) for name, column in columns.items()}, by_client
 
 
-def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
+def _summarize(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
     total = sum(examples for _, examples in column)
     values = sorted(value for value, _ in column)
     higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN_PREFIX))

@@ -146,7 +146,7 @@ class RoundLoop:
         for client, config in configs.items():
             version = self.versions.get(client, b.first)
             download = b.download(version)
-            traffic.behind.setdefault(client, b.behind(version))
+            traffic.versions_behind.setdefault(client, b.versions_behind(version))
             announced = dict(strategy.announce(phase, client, before))
             if counterpart is not None and not before:
                 announced |= counterpart.announce()

@@ -101,7 +101,7 @@ class ServerRun(ABC):
         """
         evaluation = self.evaluator.evaluate(result.round, self.loop.model)
         check_loss(self.warnings, result.round, evaluation.loss, self.evaluator.test)
-        spreads, values = summarize_client_metrics(result.round, result.accepted, self.warnings)
+        summaries, values = summarize_client_metrics(result.round, result.accepted, self.warnings)
         traffic, dense = result.traffic, 4 * self.evaluator.layout.numel
         return RoundRecord(
             round=result.round,
@@ -116,8 +116,8 @@ class ServerRun(ABC):
             dense_uplink_bytes=dense * len(result.cohort),
             dense_downlink_bytes=dense * len(traffic.downlink),
             seconds=time.perf_counter() - began,
-            catch_up_bytes=traffic.catch_up,
-            first_download_bytes=traffic.first_download,
+            catch_up_bytes=traffic.catch_up_bytes,
+            first_download_bytes=traffic.first_download_bytes,
             # A client with a ticket (hash) but no update did not skip: a relay has added its update to that of another client.
             skipped=sum(a.update is None and not a.ticket for a in result.accepted),
             uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
@@ -126,13 +126,13 @@ class ServerRun(ABC):
             clipped=result.clipped,
             metrics=evaluation.metrics,
             simulated_s=result.simulated_s,
-            client_metrics=spreads,
+            client_metrics=summaries,
             by_client=tuple(
                 ClientRecord(
                     client,
                     uplink_bytes=traffic.uplink.get(client, 0),
                     downlink_bytes=traffic.downlink.get(client, 0),
-                    versions_behind=traffic.behind.get(client),
+                    versions_behind=traffic.versions_behind.get(client),
                     staleness=traffic.staleness.get(client, 0),
                     metrics=numbers,
                 )

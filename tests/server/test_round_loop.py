@@ -55,13 +55,19 @@ def test_first_downloads_and_catch_up_bytes_are_parts_of_the_downlink_bytes():
     federation = Federation(HALF)
     outcomes = run(federation, 10)
     assert (
-        outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0
+        outcomes[0].traffic.first_download_bytes == outcomes[0].traffic.catch_up_bytes == 0
     )  # server and clients construct the same initial weights
     later = outcomes[1:]
-    assert any(o.traffic.first_download for o in later) and any(o.traffic.catch_up for o in later)
+    assert any(o.traffic.first_download_bytes for o in later) and any(
+        o.traffic.catch_up_bytes for o in later
+    )
     for before, o in zip(outcomes, later, strict=False):
         newest = len(before.broadcast.frame)
-        regular = sum(o.traffic.downlink.values()) - o.traffic.first_download - o.traffic.catch_up
+        regular = (
+            sum(o.traffic.downlink.values())
+            - o.traffic.first_download_bytes
+            - o.traffic.catch_up_bytes
+        )
         assert 0 <= regular <= newest * len(o.cohort)
 
 
