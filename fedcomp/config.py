@@ -178,8 +178,8 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send: residual, none or "
-        "another memory; auto = the memory that the strategy requires; otherwise residual for lossy codecs for which `fedcomp codecs` "
-        "shows a number in the column 'contracts', and none for other codecs.",
+        "another memory; auto = the memory that the strategy requires, else residual for lossy codecs with a number in the column "
+        "'contracts' in the output of fedcomp codecs, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),

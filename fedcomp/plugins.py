@@ -115,8 +115,8 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
     def _add_from(self, module: ModuleType, plugins: dict[str, T]) -> dict[str, T]:
         """Add the plugins that a module defines to `plugins`, and return `plugins`."""
         for value in vars(module).values():
-            if not isinstance(value, type | FunctionType) or value.__module__ != module.__name__:
-                continue  # imported into the module
+            if not _is_defined_in(module.__name__, value):
+                continue
             name = vars(value).get("name")
             if isinstance(name, str) and self.accepts(value):
                 if name in plugins:
@@ -156,6 +156,10 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             )
         self.validate(name, plugin)
         return plugin
+
+
+def _is_defined_in(module: str, value: Any) -> bool:
+    return isinstance(value, type | FunctionType) and value.__module__ == module
 
 
 @cache

@@ -25,7 +25,7 @@ MAX_CLIENT_METRICS = 128
 TOTALS = {  # sums of fields of RoundRecord
     "accepted_total": "Accepted updates.",
     "uplink_bytes_total": "Bytes of frames (encoded updates) from clients.",
-    "downlink_bytes_total": "Bytes of frames (encoded updates) to clients.",
+    "downlink_bytes_total": "Bytes of frames (encoded updates) and strategy data to clients.",
     "dense_uplink_bytes_total": "Bytes that clients would have sent without compression (float32 models).",
     "dense_downlink_bytes_total": "Bytes that clients would have received without compression (float32 models).",
     "relayed_bytes_total": "Bytes of frames (encoded updates) from relays.",
@@ -57,7 +57,7 @@ OF_DEPLOYMENT = {
     "client_staleness_rounds{client}": "Rounds by which the client's last answer was late.",
     "client_suspicion{client}": "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
     "client_uplink_bytes_total{client}": "Bytes of frames (encoded updates) from the client.",
-    "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) to the client.",
+    "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) and strategy data to the client.",
     "client_rejected_total{client}": "Rounds in which the client was rejected.",
     "client_wire_received_bytes_total{client}": "TCP payload received from the client.",
     "client_wire_sent_bytes_total{client}": "TCP payload sent to the client.",
