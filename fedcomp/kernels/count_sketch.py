@@ -57,18 +57,17 @@ def sketch_at(
     return cells.clip(-LARGEST, LARGEST).astype(np.float32)
 
 
-def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
-    """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
+def estimates(cells: np.ndarray, numel: int, seed: int) -> np.ndarray:
+    """Return float32 estimates [numel] of all coordinates from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT
-    out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
+    out, (low, high) = np.empty(numel, np.float32), philox.halves(seed)
 
-    def work(a: int, b: int) -> None:
-        sketch_loops.estimate(cells, None, first + a, low, high, STREAM, out[a:b])
+    def work(start: int, stop: int) -> None:
+        sketch_loops.estimate(cells, None, start, low, high, STREAM, out[start:stop])
 
-    map_ranges(out.size, work, UNIT)
-    return out[start - first :]
+    map_ranges(numel, work, UNIT)
+    return out
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:

@@ -80,7 +80,7 @@ def test_a_round_lasts_as_long_as_the_exchange_of_its_slowest_client(tmp_path, o
             for c in outcome.cohort
         }
         assert (
-            cost.seconds == expected
+            cost.latency_s == expected
             and outcome.simulated_s == max(expected.values()) == record.simulated_s
         )
         assert (
