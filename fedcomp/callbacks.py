@@ -122,7 +122,8 @@ class RoundRecord(EvaluatedRecord):
     uplink_bytes: int  # bytes of the frames from clients
     downlink_bytes: int  # bytes of frames and strategy data to clients, including missed rounds
     dense_uplink_bytes: int  # uplink bytes if each client of the round sent a float32 model
-    dense_downlink_bytes: int  # downlink bytes if each download were a float32 model
+    # Downlink bytes if each client that was sent an assignment downloaded one float32 model.
+    dense_downlink_bytes: int
     seconds: float  # duration of the round
     # Part of downlink_bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
