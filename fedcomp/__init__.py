@@ -1,4 +1,4 @@
-"""Federated learning with compressed updates. Byte counts are the sizes of the encoded updates and models sent, not estimates."""
+"""Federated learning with compressed updates. Reported byte counts are the lengths of the encoded data sent, not estimates."""
 
 from importlib import import_module
 from typing import Any

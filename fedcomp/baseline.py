@@ -1,4 +1,4 @@
-"""The dense baseline of a comparison: a run with the same options, but without compression of uplink and downlink."""
+"""The dense baseline of a comparison: a run with the same options, but with an uncompressed uplink and downlink."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,9 @@ NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
 # Strategies that refuse the codec `identity` (no compression). Their baseline uses the strategy `average` instead.
-COMPRESSING_STRATEGIES = {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale"}
-COMPRESSING_STRATEGIES |= {"sketched-sgd", "vote"}
+COMPRESSING_STRATEGIES = set(
+    "election fetchsgd gtopk powersgd shared-scale sketched-sgd vote".split()
+)
 
 
 def strategy_name(text: str) -> str:

@@ -29,12 +29,12 @@ class Header:
     relays: int = 0  # number of relays between clients and server
     attack: str = ""  # attack by Byzantine (malicious) clients of a simulation, or ""
     byzantine: int = 0  # number of Byzantine clients
-    notice: str = ""  # what the strategy guarantees or advises, or ""
+    notice: str = ""  # guarantee or advice of the strategy for the user, or ""
     metrics: str = ""  # URL of the metrics for Prometheus, or ""
     network: str = ""  # description of the virtual network, or "" without one
-    # Place where the error-feedback memories of virtual (simulated) clients are stored, or "" if they stay on the training device.
+    # Where the error-feedback memories of simulated clients are stored, or "" if they stay on the training device.
     residuals: str = ""
-    # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
+    # Metric that decides which round is the best: accuracy, or loss if the task has no accuracy.
     judged: str = "accuracy"
     measures: tuple[str, ...] = ()  # names of metrics that the task defines
     engine_reason: str = ""  # why --engine auto chose this engine, or "" if the user chose it
@@ -46,8 +46,7 @@ class Rejection:
     """A client whose update the server did not accept in a round."""
 
     client: int  # client id
-    # Stage at which the update failed or was rejected: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or
-    # aggregate.
+    # Stage of the rejection: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or aggregate.
     stage: str
     reason: str  # one sentence
 
@@ -95,8 +94,7 @@ class ClientRecord:
     # relay, and on platforms that do not count TCP payload.
     wire_bytes_in: int | None = None  # TCP payload received from the client, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent to the client, in bytes
-    # Seconds from sending the client its work to receiving the answer, summed over the phases (message exchanges) of the round, or None
-    # without an answer.
+    # Seconds from assignment to answer, summed over the phases (message exchanges) of the round, or None without an answer.
     latency_s: float | None = None
     # Number of model versions that the client had missed at its first assignment of the round, or None if unknown.
     versions_behind: int | None = None
@@ -110,8 +108,7 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes without compression: a float32 model for each
-    client of the round (uplink) and for each download (downlink).
+    Byte counts are lengths of frames (encoded vectors); the downlink also includes the data that a strategy announces to clients.
     """
 
     round: int  # from 1
@@ -123,9 +120,10 @@ class RoundRecord(EvaluatedRecord):
     accepted: int  # number of updates that the server accepted
     rejected: int  # number of clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
-    downlink_bytes: int  # bytes of the frames to clients, including frames of missed rounds
+    downlink_bytes: int  # bytes of frames and strategy data to clients, including missed rounds
     dense_uplink_bytes: int  # uplink bytes if each client of the round sent a float32 model
-    dense_downlink_bytes: int  # downlink bytes if each download were a float32 model
+    # Downlink bytes if each client that was sent an assignment downloaded one float32 model.
+    dense_downlink_bytes: int
     seconds: float  # duration of the round
     # Part of downlink_bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
@@ -160,22 +158,22 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    # Reason of the first rejection. The reasons of the other rejections are the same, except for the numbers in the text.
+    # Reason of the first of these rejections. The other reasons differ from it only in numbers.
     reason: str
     updates: int  # number of rejected updates
-    # Ids of the rejected clients, ascending. If too many clients were rejected, only the lowest ids are listed.
+    # Ids of the rejected clients, ascending; at most the 16 lowest ids.
     clients: Sequence[int]
-    more_clients: int = 0  # number of clients that are not listed
+    more_clients: int = 0  # number of rejected clients beyond those in `clients`
 
 
 @dataclass(frozen=True)
 class Summary(EvaluatedRecord):
-    """The result of a run, which is stored in summary.json."""
+    """The result of a run, stored in summary.json."""
 
     accuracy: float | None  # accuracy of the last round, 0 to 1
     loss: float | None  # loss of the last round
     uplink_bytes: int  # bytes of the frames from clients in all rounds
-    downlink_bytes: int  # bytes of the frames to clients in all rounds
+    downlink_bytes: int  # bytes of frames and strategy data to clients in all rounds
     dense_uplink_bytes: int  # uplink bytes of all rounds without compression (float32)
     dense_downlink_bytes: int  # downlink bytes of all rounds without compression (float32)
     rounds: int  # number of finished rounds
@@ -200,7 +198,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, for JSON files. Metrics and times on the virtual network are left out if there are none."""
+    """Return the fields of a record for JSON files, without empty metrics and without virtual times that are None."""
     values = for_json(record)
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -214,7 +212,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 def for_json(value: Any) -> Any:
     """Return `value` for JSON: dicts of fields in place of dataclasses, and None (null) in place of NaN and infinity.
 
-    Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
+    Unlike `dataclasses.asdict`, this function does not deepcopy, which would be slow for records of a thousand clients.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -234,7 +232,7 @@ class PortFigures:
     Byte counts are TCP payload, or None on platforms that do not count TCP payload.
     """
 
-    clients: int = 0  # joined clients
+    clients: int = 0  # connected clients that have joined the run
     relays: int = 0  # connected relays
     streams: int = 0  # open gRPC streams
     connections: int = 0  # open connections
@@ -249,18 +247,15 @@ class Callback:
     """Base class of callbacks. The hooks (methods on_*) do nothing by default. Override the hooks that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Handle the opening of a deployed server's port. `port()` returns the current traffic at the port, and may be called in any
-        thread.
-        """
+        """Handle the opening of a deployed server's port. `port()` returns the current figures, and may be called in any thread."""
 
     def on_run_start(self, header: Header) -> None:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a change of the connected clients while the run waits for `wanted` clients. `connected` contains the ids of connected
-        clients.
+        """Handle a change of the connected clients while the run waits for `wanted` clients, or the end of the wait.
 
-        This hook is also called when the run stops waiting.
+        `connected`: ids of the connected clients.
         """
 
     def on_client_joined(self, client: int) -> None:
@@ -270,7 +265,7 @@ class Callback:
         """Handle the disconnection of a client from a deployed server."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """Handle the answer of a client. In the current phase of the round, `answered` of the `cohort` selected clients have answered."""
+        """Handle the answer of a client: `answered` of `cohort` awaited clients have answered in this phase of the round."""
 
     def on_round_end(self, record: RoundRecord) -> None:
         """Handle the end of a round."""
@@ -304,13 +299,12 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 class CallbackList(ForwardingCallback):
     """A callback that passes the call of each hook on to several callbacks.
 
-    If a callback in `others` raises an exception, the callback is reported and removed, and the run continues.
+    An exception of `first` ends the run. If another callback raises an exception, the callback is reported and removed, and the run
+    continues.
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others` contains callbacks by name. The warning about a failing callback starts with the callback's name. `metrics` is the
-        URL of the metrics for Prometheus.
-        """
+        """`others`: callbacks by name; the name is used in warnings. `metrics`: URL of the metrics for Prometheus, or ""."""
         self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
@@ -330,7 +324,7 @@ class CallbackList(ForwardingCallback):
 
 
 class LogMessage(str):
-    """A log message: a sentence to print, and the name and values of the event for a JSON log."""
+    """A sentence to print, with the name and the values of the event for a JSON log."""
 
     event: str
     values: Mapping[str, Any]

@@ -1,9 +1,14 @@
 """The options of a run, with types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
 
-The metadata of each field contains `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the
-option). The metadata of some fields also contains `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
-`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises one of the errors in `spec.MALFORMED`, the
-error message quotes `example`, a valid value.
+The metadata of a field can contain:
+
+    help        effect of the option, with its unit
+    changeable  True if a resumed run may change the option
+    low, high   smallest and largest value
+    above       limit that values must exceed
+    choices     allowed values
+    parse       function that parses the value, to check it
+    example     valid value, for the error message if `parse` raises one of the errors in `spec.MALFORMED`
 """
 
 import dataclasses
@@ -32,9 +37,9 @@ class StrategyDefault(str):
     """A default that the strategy may override. A value that the user gives is a plain str and is never overridden."""
 
 
-def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
-    """Return the dataclass field of an option, with the metadata that the module docstring describes."""
-    return field(default=default, metadata={"help": help, "local": local, **limits})
+def option(default: Any, help: str, *, changeable: bool = False, **limits: Any) -> Any:
+    """Return the dataclass field of an option. The module docstring describes the metadata `limits`."""
+    return field(default=default, metadata={"help": help, "changeable": changeable, **limits})
 
 
 count = partial(option, low=1)
@@ -54,7 +59,7 @@ class RunConfig:
     data: str | None = option(
         None,
         "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
-        local=True,
+        changeable=True,
     )
     init: str | None = option(
         None,
@@ -67,20 +72,22 @@ class RunConfig:
         "user or other group of the data belongs to one client) or natural:column=NAME (the same with the groups in column NAME).",
     )
     clients: int = count(10, "Number of clients.")
-    rounds: int = count(50, "Number of rounds; a resumed run may increase the number.", local=True)
+    rounds: int = count(
+        50, "Number of rounds; a resumed run may increase the number.", changeable=True
+    )
     participation: float = fraction(
         0.1, "Fraction of the clients that take part in a round; at least 2 clients take part."
     )
     quorum: float = fraction(
         1.0,
         "A round ends as soon as the server has accepted the updates of this fraction of the selected clients.",
-        local=True,
+        changeable=True,
     )
     deadline: float = zero_or_more(
         0.0,
         "Time limit of a round in seconds; if a strategy exchanges several messages in a round, the limit applies to each exchange; "
         "answers after the limit do not count; 0 = no limit.",
-        local=True,
+        changeable=True,
     )
     network: str | None = option(
         None,
@@ -171,8 +178,8 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send: residual, none or "
-        "another memory; auto = the memory that the strategy requires, or else residual for lossy codecs with a number in the column "
-        "'contracts' of fedcomp codecs, or else none.",
+        "another memory; auto = the memory that the strategy requires, else residual for lossy codecs with a number in the column "
+        "'contracts' in the output of fedcomp codecs, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
@@ -213,7 +220,7 @@ class RunConfig:
     horizon: int = zero_or_more(
         0,
         "Round in which schedules such as cosine end; 0 = the last round, as given by --rounds when the run was first started.",
-        local=True,
+        changeable=True,
     )
     budget: str | None = option(
         None,
@@ -281,7 +288,7 @@ class RunConfig:
         "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the "
         "checkpoint (file); auto = the first of these places with enough space.",
         choices=(AUTO, "device", "host", "file"),
-        local=True,
+        changeable=True,
     )
     device: str = option(
         AUTO,
@@ -306,31 +313,33 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Number of rounds between checkpoints; auto = 1 on a real server; in a simulation, auto = a number with which checkpoints take at "
-        "most 5 % of the time.",
-        local=True,
+        "Number of rounds between checkpoints; auto = 1 in a deployment; in a simulation, auto = so many that checkpoints take at most 5 % "
+        "of the time.",
+        changeable=True,
     )
     out: str | None = option(
-        None, "Run folder. Default: a new folder runs/TASK-YYYYMMDD-HHMMSS.", local=True
+        None, "Run folder. Default: a new folder runs/TASK-YYYYMMDD-HHMMSS.", changeable=True
     )
-    resume: bool = option(False, "Continue the run in --out.", local=True)
-    plain: bool = option(False, "Print one line per round instead of the dashboard.", local=True)
+    resume: bool = option(False, "Continue the run in --out.", changeable=True)
+    plain: bool = option(
+        False, "Print one line per round instead of the dashboard.", changeable=True
+    )
     log_json: str | None = option(
         None,
         "File to which each log event is appended as a line of JSON, or - for standard output instead of the dashboard.",
-        local=True,
+        changeable=True,
     )
     metrics_port: int = option(
         -1,
         "Loopback port that serves /metrics to Prometheus; 0 = any free port, -1 = no port.",
         low=-1,
         high=65535,
-        local=True,
+        changeable=True,
     )
     tensorboard: bool = option(
         False,
         "Write scalars for TensorBoard to the subfolder tensorboard of the run folder.",
-        local=True,
+        changeable=True,
     )
 
     def __post_init__(self) -> None:
@@ -386,7 +395,7 @@ def suggestion(
 ) -> str:
     """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
 
-    `spelled` is a function that formats the suggested name, for example as a flag.
+    `spelled` formats the suggested name, for example as a flag.
     """
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
@@ -412,7 +421,9 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         kinds = (*kinds, int)
     if type(value) not in (*kinds, StrategyDefault):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {wanted}")
+        raise ConfigError(
+            f"{name} is {value!r}, of type {type(value).__name__}; give a value of type {wanted}"
+        )
     if value is None:
         return
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
@@ -442,7 +453,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
 ALTERNATIVE_OPTIONS = tuple(
     f.name
     for f in dataclasses.fields(RunConfig)
-    if not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
+    if not f.metadata["changeable"] and not isinstance(f.default, bool) and f.name != "task"
 )
 
 
@@ -451,7 +462,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError for an unknown key or an invalid value. The message names `source` (the file), and suggests the closest option.
+    Raises ConfigError for an unknown key or an invalid value. The message names `source`, the file.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -474,11 +485,11 @@ def from_values(
 def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML file, such as a run folder's config.toml. Options named in `listable` may have lists of values.
 
-    Raises ConfigError if the file is absent or malformed, or contains an unknown key.
+    Raises ConfigError if the file cannot be read or is malformed.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # choices that fedcomp made for the run, such as the device
+        values.pop("resolved", None)  # automatic choices of the run, such as the device
         return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
@@ -491,7 +502,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 def read_run(folder: str | Path) -> dict[str, Any]:
     """Return the content of a run folder's config.toml, including the table [resolved] of automatic choices, such as the device.
 
-    Raises RunFolderError if the file is absent or unreadable.
+    Raises RunFolderError if the file cannot be read.
     """
     path = expand_home(folder, "--out") / RUN_FILE
     try:
@@ -508,7 +519,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run that also apply when the run is resumed, unless the user gives other values."""
+    """Return the options of a stored run that a resumed run inherits unless the user gives other values."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
@@ -520,13 +531,13 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the name of the first option that differs from the stored run and that a resumed run must not change, or None.
+    """Return the first option that differs from the stored run although a resumed run must not change it, or None.
 
-    If an option is missing in `stored` (a run of an earlier version of fedcomp), its default value is compared.
+    A run of an earlier version of fedcomp may lack an option; then the default is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
-        if not f.metadata["local"] and mine.get(f.name) != stored.get(f.name, f.default):
+        if not f.metadata["changeable"] and mine.get(f.name) != stored.get(f.name, f.default):
             return f.name
     return None
 
@@ -534,8 +545,7 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 def with_horizon(config: RunConfig) -> RunConfig:
     """Return the options of a run, with `horizon` (the round in which schedules end) set if a schedule needs it.
 
-    The horizon is the value of the option `horizon`, else the horizon of the resumed run, else the last round. Raises RunFolderError if the
-    resumed run cannot be read.
+    The horizon is --horizon, else the horizon of the resumed run, else --rounds. Raises RunFolderError if the resumed run cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):
@@ -577,6 +587,6 @@ KEYS = "keys"  # default of --keys
 
 
 def keys_command(folder: str | Path, *words: object) -> str:
-    """Return a command such as `fedcomp keys renew 3`. If `folder` is not the default folder of keys, the command includes --keys."""
+    """Return a command such as `fedcomp keys renew 3`, with --keys unless `folder` is the default."""
     where = [] if Path(folder) == Path(KEYS) else ["--keys", str(folder)]
     return shlex.join(["fedcomp", "keys", *map(str, words), *where])

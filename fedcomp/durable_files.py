@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Write the parts in `data` to a new file and flush the file to disk. The file never has more permissions than `mode`.
+    """Write the parts in `data` to a new file with at most the permissions `mode`, and flush the file to disk.
 
     Raises FileExistsError if the path exists.
     """
@@ -26,10 +26,7 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`.
-
-    The `with` block has to flush the temporary file to disk.
-    """
+    """Yield a temporary path. The `with` block must write a file there and flush it to disk; the file then atomically replaces `path`."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # a process that was killed may have left this file
     yield temporary

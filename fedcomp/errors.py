@@ -38,8 +38,9 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string (see spec.py), such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the message
-    starts with them.
+    """An invalid spec string (see spec.py), such as "stc:density=0".
+
+    If `flag` (the option) and `spec` (its value) are set, the message starts with them.
     """
 
     flag = spec = ""
@@ -141,7 +142,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @contextmanager
 def os_errors(error_class: type[FedcompError], found: str, advice: str) -> Iterator[None]:
-    """Replace an OSError in the `with` block by an error of fedcomp, whose message is `found`, the system's reason, and `advice`."""
+    """Raise `error_class` in place of an OSError. The message is `found` (what failed), the system's reason, and `advice`."""
     try:
         yield
     except OSError as error:
@@ -172,7 +173,7 @@ SYNONYMS = {  # name in fedcomp → names of the same thing in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name` (a synonym, a similar name, or a name whose start is similar), or None."""
+    """Return the known name closest to `name`: a synonym, a similar name, or a name with a similar start. Return None if none is close."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():
@@ -188,7 +189,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name, which suggests the closest known name and lists all known names."""
+    """Return the end of an error message about an unknown name: the closest known name, and a list of all known names."""
     known = list(known)
     close = closest(name, known)
     hint = f"did you mean '{close}'? " if close else ""

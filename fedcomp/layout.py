@@ -1,9 +1,4 @@
-"""The layout of a model: how its trainable tensors are stored in one flat vector.
-
-The tensors are in the order of `named_parameters()`. Frozen tensors are left out. Tied tensors are included once, under their first name.
-Vectors are float32. `Layout.gather` converts tensors of other precisions to float32, and `Layout.scatter` rounds values to the precision of
-the target tensor.
-"""
+"""The layout of a model: how its trainable tensors are stored in one flat float32 vector."""
 
 import hashlib
 import math
@@ -19,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint (hash) of a model's layout. If there are frozen parameters, "+" and their hash (16 hex digits) follow.
+    """Return the hash of a model's layout, followed by "+" and the hash of the frozen parameters (16 hex digits) if there are any.
 
     Frozen parameters are never sent, so the server and all clients must construct the model with equal frozen parameters.
     """
@@ -58,17 +53,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and offsets of the tensors that are stored in one vector of `numel` elements.
+    """Names, shapes and offsets of tensors that are stored in one vector of `numel` elements.
 
         layout = fedcomp.Layout.of(model)
         vector = layout.gather(model)  # float32 [layout.numel], on the model's device
         layout.scatter(vector, model)
         layout.views(vector)["0.weight"]  # a view with the shape of this parameter
 
-    The tensors are the trainable parameters of a model, in the order of `named_parameters()`. A tied parameter occurs once.
+    The tensors are the trainable parameters of a model, in the order of `named_parameters()`. A tied parameter is included once, under its
+    first name.
     """
 
-    entries: tuple[Entry, ...]  # tensors in the order in which the vector contains them
+    entries: tuple[Entry, ...]
 
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":
@@ -108,7 +104,7 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def doubled(self, prefix: str) -> "Layout":
-        """Return a layout with the tensors of this layout, followed by the same tensors with `prefix` before their names."""
+        """Return a layout with these tensors, followed by the same tensors with `prefix` before their names."""
         shapes = {e.name: e.shape for e in self.entries}
         return Layout.from_shapes(shapes | {prefix + name: shape for name, shape in shapes.items()})
 
@@ -125,7 +121,7 @@ class Layout:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     def scatter(self, vector: "torch.Tensor", model: "nn.Module") -> None:
-        """Copy a vector of shape [numel] to the model's parameters, in place."""
+        """Copy a vector of shape [numel] to the model's parameters, rounded to their precision."""
         import torch
 
         parameters = dict(model.named_parameters())
@@ -134,8 +130,6 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """Return views of the tensors in a vector of shape [numel], by name. For m stacked vectors [m, numel], views have shape [m,
-        *shape].
-        """
+        """Return views of the tensors in a vector [numel], by name. For a stack [m, numel], the views have shape [m, *shape]."""
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

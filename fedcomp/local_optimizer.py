@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 SGD = "sgd"
 SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
-# Argument of torch optimizers that makes the optimizer step differentiable. fedcomp does not support this argument.
-DIFFERENTIABLE = "differentiable"
-FLAGS = "foreach", "fused"  # boolean arguments of torch optimizers whose default is None
+OPTIONAL_BOOLEANS = "foreach", "fused"  # arguments of torch optimizers with the default None
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -38,7 +36,7 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimizer is SGD with no options except momentum and weight decay. The engine `batched` requires plain SGD."""
+        """Whether the optimizer is SGD with no options except momentum and weight decay, which the engine `batched` requires."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
@@ -68,7 +66,7 @@ class LocalOptimizer:
         return _classes()[self.name](parameters, lr=lr, **options)
 
 
-@cache  # cached, because clients parse the same spec string in every round
+@cache  # clients parse the same spec string in every round
 def read(text: str) -> LocalOptimizer:
     """Parse a spec string such as `adamw:lr=3e-4`. Raises SpecError for an unknown optimizer or option."""
     part = spec.parse_part(text, "optimizer")
@@ -91,7 +89,7 @@ def read(text: str) -> LocalOptimizer:
 
 @cache
 def _option_classes() -> dict[str, type]:
-    """Return a dataclass for each optimizer, by name. The fields are the options of the optimizer, with None as default."""
+    """Return a dataclass for each optimizer, whose fields are its options with the default None."""
     classes = {}
     for name in _classes():
         kinds: dict[str, Any] = {}
@@ -99,13 +97,13 @@ def _option_classes() -> dict[str, type]:
             default = argument.default
             if key == "betas":
                 kinds |= {"beta1": float, "beta2": float}
-            elif isinstance(default, bool) or key in FLAGS:
+            elif isinstance(default, bool) or key in OPTIONAL_BOOLEANS:
                 kinds[key] = bool
             elif isinstance(default, int) and key.endswith("steps"):
                 kinds[key] = int
             elif isinstance(default, int | float | None):
                 kinds[key] = float
-        kinds.pop(DIFFERENTIABLE, None)
+        kinds.pop("differentiable", None)  # not supported: it makes the step itself differentiable
         fields = [(key, kind | None, None) for key, kind in kinds.items()]
         classes[name] = make_dataclass(name, fields)
     return classes

@@ -1,4 +1,4 @@
-"""Settings of glibc's memory allocator. With another C library, the functions have no effect."""
+"""Settings of glibc's memory allocator. The functions have no effect with another C library."""
 
 import ctypes
 
@@ -10,9 +10,9 @@ MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always return
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Let the allocator keep freed memory, so that the next training step does not request it from the system again.
 
-    With `threads`, all threads of the process use one arena (heap), so that a thread can reuse memory that another thread freed.
-    `vector_bytes` is the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is
-    returned to the system when the vector is freed. Among small allocations, large vectors would fragment the heap.
+    `threads`: let all threads share one arena (heap), so that a thread can reuse memory that another thread freed. `vector_bytes`: size of
+    a vector with all parameters of the model. Large vectors would fragment the heap; therefore each has its own memory mapping, which is
+    returned to the system when the vector is freed.
     """
     mapped_from = vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES
     _set(M_MMAP_THRESHOLD, min(MAX_KEPT_BYTES, mapped_from))
@@ -22,9 +22,10 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
 
 
 def share_freed_memory() -> None:
-    """Let all threads that start later use one arena, whose unused end `return_freed_memory` returns to the system.
+    """Let all threads that start later share one arena (heap).
 
-    By default, each thread of gRPC can keep up to 64 MB of freed memory in its own arena, for example after a flood of HTTP/2 headers.
+    By default, each thread of gRPC has its own arena, which can keep up to 64 MB of freed memory, for example after a flood of HTTP/2
+    headers.
     """
     _set(M_ARENA_MAX, 1)
 

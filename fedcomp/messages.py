@@ -6,12 +6,15 @@
         Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
-A round has one or more phases, which the strategy defines; in each phase, the server sends assignments and the clients send reports. The
-logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed. A version
-names a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial weights. Each later
-version is a hash of the previous version and the latest broadcast (encoded change of the model). A fingerprint is a hash of a model's
-weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback memory keeps its old state until the client
-learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
+A round has one or more phases, which the strategy defines. In each phase, the server sends assignments and the clients send reports.
+
+logical id    the number of a client in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed
+version       the name of a state of the model: initially a hash of the model's layout and weights, later a hash of the previous version and
+              the latest broadcast (encoded change of the model)
+fingerprint   a hash of the model's weights
+proposal      a frame (encoded update) that a client sends; the client's error-feedback memory keeps its old state until the client learns
+              whether the server accepted the proposal
+ticket        a hash that identifies a proposal
 """
 
 import dataclasses
@@ -46,16 +49,15 @@ class WireMessage:
     """Base class of messages, which are dataclasses with fields of type str, int, float, bytes or list[bytes].
 
     A packed message consists of the length of the header (4 bytes, little-endian), the header, and the contents of all bytes and
-    list[bytes] fields, in order. The header is a JSON list with the name of the message class and the values of its fields, in order. For a
-    bytes field, the header contains the length instead of the value. For a list[bytes] field, the header contains the list of lengths.
+    list[bytes] fields. The header is a JSON list with the name of the message class and the values of its fields; for bytes and list[bytes]
+    fields, it contains the lengths instead of the contents.
     """
 
     def pack(self) -> bytes:
-        """Return the message as bytes."""
         return b"".join(self.pack_parts())
 
     def pack_parts(self) -> list[bytes]:
-        """Return the parts of the packed message, in order. The contents of the fields are not copied."""
+        """Return the parts of the packed message. The contents of the fields are not copied."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
         for name, _ in fields_of(type(self)):
@@ -72,7 +74,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse a complete message. Raises ProtocolError for a message of another class, or for fields of wrong type or length."""
+        """Parse a message. Raises ProtocolError for a message of another class, and for fields of the wrong type or length."""
         fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -108,7 +110,7 @@ def _is_length(value: object) -> bool:
 
 
 def fields_of(cls: type) -> list[tuple[str, Any]]:
-    """Return the names and the types of the fields of a dataclass."""
+    """Return the name and the type of each field of a dataclass."""
     return [(f.name, f.type) for f in dataclasses.fields(cls)]
 
 
@@ -145,7 +147,7 @@ class Farewell(WireMessage):
 
 @dataclass
 class Assignment(WireMessage):
-    """The work of a client in one phase of a round, and the download that updates the client to the current version of the model."""
+    """The work of a client in one phase of a round, and a download that updates the client to the current model."""
 
     round: int  # from 1
     phase: str  # name of the phase, such as "train"
@@ -197,12 +199,12 @@ class Report(WireMessage):
 
 @dataclass(frozen=True)
 class ClientRoundConfig:
-    """The settings of a client for one round, which are part of the client's Assignment."""
+    """The settings of a client for one round: the fields of its Assignment with the same names."""
 
-    density: float = 0.0  # fraction of coordinates to send; 0 = as in the options of the run
-    lr: float = 1.0  # number by which the client multiplies its learning rate
-    steps: int = 0  # number of local steps; 0 = as in the options of the run
-    batch_size: int = 0  # number of examples in a local step; 0 = as in the options of the run
+    density: float = 0.0
+    lr: float = 1.0
+    steps: int = 0
+    batch_size: int = 0
 
 
 MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics, in a report
@@ -254,7 +256,7 @@ class ReportedMetrics:
                 offset = end + DOUBLE.size
         except (struct.error, UnicodeDecodeError) as error:
             raise ProtocolError(
-                "the metrics of the report are malformed and cannot be read"
+                "the metrics of the report are malformed; use the same version of fedcomp on both sides"
             ) from error
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
         if metrics.pack() != data:
@@ -270,7 +272,7 @@ class ReportedMetrics:
 
 
 def check_metric_names(names: Collection[str]) -> None:
-    """Raise ProtocolError for more than 64 metric names, or for a name that is not 1 to 64 bytes of printable UTF-8 text."""
+    """Raise ProtocolError for more than 64 names, or for a name that is not 1 to 64 bytes of printable UTF-8 text."""
     if len(names) > MAX_METRICS:
         raise ProtocolError(f"there are {len(names)} metrics; report at most {MAX_METRICS}")
     for name in names:
@@ -300,7 +302,7 @@ def ticket(round: int, client: int, frame: bytes) -> str:
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Omit checksums of frames and hashes of weights within a `with` block, for messages that never leave this process."""
+    """Omit checksums of frames and hashes of weights in a `with` block, for messages that never leave this process."""
     token = _in_process.set(True)
     try:
         yield
@@ -331,7 +333,6 @@ def next_version(version: str, frame: bytes) -> str:
 
 
 def _digest(name: str, frame: bytes) -> str:
-    """Return the SHA-256 hash of the concatenation of `name` and `frame`, without copying the frame."""
     digest = hashlib.sha256(name.encode())
-    digest.update(frame)
+    digest.update(frame)  # not concatenated, because this would copy the frame
     return digest.hexdigest()

@@ -13,8 +13,8 @@ from .errors import RunFolderError, os_errors
 class OutFolder:
     """The folder `out`, or a new folder runs/LABEL-YYYYMMDD-HHMMSS if `out` is not given. `open` adds a number if this name is taken.
 
-    `content` is "run" or "comparison", for error messages. Raises RunFolderError if a new run gets a folder `out` that is not empty,
-    or if `resumed` is set without `out`. The error is raised before anything is written.
+    `content` is "run" or "comparison", for error messages. Raises RunFolderError, before anything is written, if a new run gets a folder
+    that is not empty, or if `resumed` is set without `out`.
     """
 
     def __init__(self, out: str | None, label: str, content: str, resumed: bool):
@@ -33,7 +33,7 @@ class OutFolder:
             )
 
     def open(self) -> None:
-        """Create or reopen the folder, and lock it. Raises RunFolderError if the folder cannot be written or another process uses it."""
+        """Create the folder if needed, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
         with self._writing():
             if self._is_unnamed:
                 self._create_unique()
@@ -47,16 +47,12 @@ class OutFolder:
                 ) from None
 
     def close(self) -> None:
-        """Unlock the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _create_unique(self) -> None:
-        """Create the folder under its default name, or with the suffix -2, -3, … if the name is taken.
-
-        Since mkdir is atomic, runs that start at the same moment get different folders.
-        """
+        """Create the folder under its default name, or with the suffix -2, -3, … if another run has created that folder."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         default, number = self.path, 1
         while self._is_unnamed:
@@ -72,7 +68,6 @@ class OutFolder:
         return os_errors(RunFolderError, f"--out {self.path} cannot be written", advice)
 
     def _replace(self, name: str, text: str) -> None:
-        """Write or replace the file `name` in the folder. Raises RunFolderError if the folder cannot be written."""
         with self._writing():
-            # 0o666: the permissions of the file, which the umask restricts.
-            durable_files.replace(self.path / name, [text.encode()], 0o666)
+            mode = 0o666  # restricted by the umask
+            durable_files.replace(self.path / name, [text.encode()], mode)

@@ -1,14 +1,13 @@
-"""Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp, of a user's files and of other installed packages.
+"""Plugins by name: codecs, memories, strategies, tasks and attacks, from fedcomp, from a user's files and from other installed packages.
 
-A built-in plugin is a class or function with an attribute `name`. Each kind of plugin has its package, such as `fedcomp/codecs`.
-The environment variable FEDCOMP_PLUGINS names Python files with plugins of a user. Other packages declare plugins as entry points in their
+A plugin is a class or function with an attribute `name`. Each kind of built-in plugin has its package, such as `fedcomp/codecs`. The
+environment variable FEDCOMP_PLUGINS names Python files with plugins of a user. Other packages declare plugins as entry points in their
 pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
 
-An entry point is imported only when its name is used or when all plugins are listed. Neither a file nor an entry point can replace a
-built-in plugin.
+Neither a file nor an entry point can replace a built-in plugin.
 """
 
 import os
@@ -33,10 +32,12 @@ FILES_VARIABLE = "FEDCOMP_PLUGINS"  # environment variable: paths of files, sepa
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """A mapping from names to the plugins of one kind, sorted by name.
 
-    Looking up a plugin imports the plugin. Iterating over the names imports the files in FEDCOMP_PLUGINS, but no entry point. Both
-    raise ConfigError if a file in FEDCOMP_PLUGINS cannot be used. `package` is the package with the built-in plugins, and `group` is the
-    group of entry points for other plugins. `accepts(value)` returns whether a class or function is a plugin of this kind. `validate(name,
-    plugin)` is called before the first use of a plugin, and raises SpecError if the plugin is invalid.
+    A lookup imports the plugin. Iteration over the names imports the files in FEDCOMP_PLUGINS, but no entry point. Both raise ConfigError
+    if such a file cannot be used.
+
+    `package`: package with the built-in plugins. `group`: group of entry points of other packages. `accepts(value)` returns whether a class
+    or function is a plugin of this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError if the
+    plugin is invalid.
     """
 
     def __init__(
@@ -52,21 +53,21 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
-        here = self._here
-        if name in here:
-            return here[name]
+        own = self._builtin_and_user
+        if name in own:
+            return own[name]
         if name not in self._loaded:
-            self._loaded[name] = self._load(name, self._provided[name])
+            self._loaded[name] = self._load(name, self._entries[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._here or name in self._loaded or name in self._provided
+        return name in self._builtin_and_user or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._here, *self._provided}))
+        return iter(sorted({*self._builtin_and_user, *self._entries}))
 
     def __len__(self) -> int:
-        return len({*self._here, *self._provided})
+        return len({*self._builtin_and_user, *self._entries})
 
     def available(self) -> dict[str, T]:
         """Import and return all plugins. An entry point that cannot be used is omitted with a warning."""
@@ -77,7 +78,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
         for entry in _entry_points(self.group, *sys.path):
-            if entry.name in self._here:
+            if entry.name in self._builtin_and_user:
                 owner = "a built-in plugin" if entry.name in self._builtin else FILES_VARIABLE
                 warnings.warn(
                     f"the entry point '{entry.name}' of {self.group} in {_provider(entry)} is not used, because {owner} "
@@ -95,7 +96,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return plugins
 
     @property
-    def _here(self) -> dict[str, T]:
+    def _builtin_and_user(self) -> dict[str, T]:
         """The built-in plugins and the plugins in the files that FEDCOMP_PLUGINS names, by name."""
         if not (files := os.environ.get(FILES_VARIABLE)):
             return self._builtin
@@ -112,7 +113,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return plugins
 
     def _add_from(self, module: ModuleType, plugins: dict[str, T]) -> dict[str, T]:
-        """Add the plugins that a module defines to `plugins`. Return `plugins`."""
+        """Add the plugins that a module defines to `plugins`, and return `plugins`."""
         for value in vars(module).values():
             if not _is_defined_in(module.__name__, value):
                 continue
@@ -127,11 +128,11 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return plugins
 
     @property
-    def _provided(self) -> dict[str, list[EntryPoint]]:
-        """The entry points by name, except for entry points that have the name of another plugin."""
+    def _entries(self) -> dict[str, list[EntryPoint]]:
+        """The entry points by name, without those that have the name of a built-in plugin or of a user's plugin."""
         entries: dict[str, list[EntryPoint]] = {}
         for entry in _entry_points(self.group, *sys.path):
-            if entry.name not in self._here:
+            if entry.name not in self._builtin_and_user:
                 entries.setdefault(entry.name, []).append(entry)
         return entries
 
@@ -170,9 +171,8 @@ def _module_in(path: Path) -> ModuleType:
         raise ConfigError(
             f"{FILES_VARIABLE}: {path} is not a Python file; give the paths of .py files, separated by '{os.pathsep}'"
         )
-    module = sys.modules[name] = module_from_spec(
-        found
-    )  # dataclasses look the module up by its name
+    # dataclasses look up the module in sys.modules.
+    module = sys.modules[name] = module_from_spec(found)
     try:
         found.loader.exec_module(module)
     except Exception as error:
@@ -184,7 +184,7 @@ def _module_in(path: Path) -> ModuleType:
 
 @cache
 def _entry_points(group: str, *path: str) -> EntryPoints:
-    """Return the entry points of a group, which takes about 20 ms. `path` is `sys.path`, so that the cache is not used after a change."""
+    """Return the entry points of a group. `path` is `sys.path`, so that a change of it invalidates the cache."""
     return entry_points(group=group)
 
 

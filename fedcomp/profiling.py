@@ -18,9 +18,9 @@ _recorder: "Recorder | None" = None
 
 
 class Recorder:
-    """A recorder of the spans in the thread that created the recorder.
+    """A recorder of the spans in the thread that created it.
 
-    `synchronise` is called at the start and end of each span, to wait until the device is idle.
+    `synchronise` is called at the start and end of each span, and must wait until the device is idle.
     """
 
     def __init__(
@@ -31,16 +31,13 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        # By name: total duration of the finished spans in seconds, less the time in nested spans.
+        # By name: total duration of the finished spans, without the spans nested in them.
         self._seconds: dict[str, float] = defaultdict(float)
-        # For each active span, the total duration of the spans nested in it, in seconds.
+        # For each active span: total duration of the spans nested in it.
         self._nested_s: list[float] = []
 
     def take(self) -> dict[str, float]:
-        """Return, for each name, the total duration of the spans that finished since the last call, in seconds.
-
-        The time in nested spans is not included.
-        """
+        """Return the seconds in the spans of each name that finished since the last call, without the spans nested in them."""
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 
@@ -70,7 +67,7 @@ def timed(name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Record all spans within a `with` block with `recorder`."""
+    """Record all spans in a `with` block with `recorder`."""
     global _recorder
     before, _recorder = _recorder, recorder
     try:

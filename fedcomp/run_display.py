@@ -1,4 +1,4 @@
-"""Displays of a run: the base class, functions that format text for all displays, and the display that prints lines of text."""
+"""The base class of displays of a run, the text that all displays share, and a display that prints lines of text."""
 
 import sys
 from collections import deque
@@ -26,15 +26,15 @@ from .formatting import (
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table that shows one line per round."""
+    """A column of the table of rounds."""
 
     title: str
     width: int
-    priority: int  # if the table is too wide, the column with the highest priority number is left out first
-    cell: Callable[[RoundRecord], str]  # returns the column's text for a round
+    priority: int  # columns with higher numbers are left out first if the table is too wide
+    cell: Callable[[RoundRecord], str]  # text of the column for a round
 
 
-def both_ways_ratio(of: "RoundRecord | Totals") -> str:
+def total_ratio(of: "RoundRecord | Totals") -> str:
     """Return the compression ratio of a round, or of all rounds so far, for uplink plus downlink."""
     dense = of.dense_uplink_bytes + of.dense_downlink_bytes
     return ratio(dense, of.uplink_bytes + of.downlink_bytes)
@@ -49,26 +49,25 @@ COLUMNS = (
     Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
     Column("down", 7, 3, lambda r: human_bytes(r.downlink_bytes)),
     Column("down ratio", 10, 9, lambda r: ratio(r.dense_downlink_bytes, r.downlink_bytes)),
-    Column("ratio", 6, 4, both_ways_ratio),
+    Column("ratio", 6, 4, total_ratio),
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
-# This column is shown only if the run has a virtual network.
+# Column of runs with a virtual network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
-# Title of a column that is shown only if clients evaluate the model.
-WORST = "worst 10 %"
+WORST = "worst 10 %"  # title of a column of runs in which clients evaluate the model
 GAP = 2  # number of spaces between columns
-# A client is shown as suspect if its suspicion (fraction of its votes that contradicted a large majority of clients) is above
-# MIN_SUSPICION, and is at least SUSPICION_RATIO times the median suspicion of all clients.
+# A client is a suspect if its suspicion (fraction of its votes that contradicted a large majority of clients) is above MIN_SUSPICION, and
+# at least SUSPICION_RATIO times the median suspicion of all clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
-# Maximum number of clients that a line lists, and maximum number of reasons for rejections that are shown per round.
+# Maximum number of clients in a line, and of reasons for rejections that are shown per round.
 MAX_LISTED = 8
 
 
 def columns_of(header: Header) -> tuple[Column, ...]:
-    """Return the columns of the table of rounds, depending on the options of the run."""
+    """Return the columns of the table of rounds for the options of the run."""
     judged = header.judged
     first, *others = [c for c in COLUMNS if c.title != "accuracy" or judged == "accuracy"]
 
@@ -89,7 +88,7 @@ def columns_of(header: Header) -> tuple[Column, ...]:
 
 
 def table_line(columns: Sequence[Column], record: RoundRecord | None = None) -> str:
-    """Return a round's line in the table of rounds. If `record` is None, return the line with the column titles."""
+    """Return the line of a round in the table of rounds, or the column titles if `record` is None."""
     cells = ((c.title if record is None else c.cell(record)).rjust(c.width) for c in columns)
     return (" " * GAP).join(cells)
 
@@ -131,18 +130,18 @@ class Totals:
 
 @dataclass
 class RunDisplay(Callback):
-    """Base class of displays, which are context managers around the whole run. Updating a display takes constant time per round."""
+    """Base class of displays. A display is a context manager around the whole run."""
 
     clock: Callable[[], float] = monotonic
     header: Header = field(init=False, repr=False)  # set when the run starts
     last: RoundRecord | None = None
     summary: Summary | None = None  # result, or None until the end of the run
-    # Record of the round with the highest accuracy, or with the lowest loss if the task has no accuracy.
+    # Record of the round with the highest accuracy, or the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     totals: Totals = field(default_factory=Totals)
     # (round, accuracy or loss) of each round with a finite value, for curves.
     points: list[tuple[int, float]] = field(default_factory=list)
-    # Clock times at which the most recent rounds ended. The first entry may be the time at which the run started.
+    # Times at which the latest rounds ended. The first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -190,7 +189,7 @@ class RunDisplay(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """Return the accuracy, or the negative loss if the task has no accuracy. Return None if the value was not measured."""
+        """Return the accuracy, or the negative loss if the task has no accuracy, or None if it was not measured."""
         value = self.judged(record)
         if value is None or self.header.judged == "accuracy":
             return value
@@ -203,13 +202,13 @@ class RunDisplay(Callback):
 
 
 def evenly_spaced(count: int, max_count: int) -> list[int]:
-    """Return evenly spaced indices from 0 to `count` − 1, including both ends: at most `max_count` + 1 indices."""
+    """Return at most `max_count` + 1 evenly spaced indices from 0 to `count` − 1, including both ends."""
     step = -(-count // max_count)
     return [*range(0, count - 1, step), count - 1]
 
 
-def facts(header: Header) -> list[tuple[str, str]]:
-    """Return labels and values that describe a run, in order of importance."""
+def header_rows(header: Header) -> list[tuple[str, str]]:
+    """Return the description of a run as labels and values, in order of importance."""
     h = header
     byzantine = f"{h.byzantine:,} of {h.clients:,} clients are Byzantine"
     rows = [
@@ -233,9 +232,9 @@ def facts(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """Return one line for each reason why updates were rejected in a round. Each line lists up to eight clients.
+    """Return one line for each of the most frequent reasons why updates were rejected in a round, with up to eight clients.
 
-    Only the most frequent reasons are included. Clients whose updates arrived after the quorum was reached are left out.
+    Clients whose updates arrived after the quorum was reached are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
@@ -255,7 +254,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """List up to three clients with a suspicion far above the median (see MIN_SUSPICION), or return "" if there are none."""
+    """Return text with up to three suspects (see MIN_SUSPICION), or "" if there are none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -272,8 +271,8 @@ def _list_clients(clients: Sequence[int], more: int = 0) -> str:
     return f"client {names}" if len(clients) + more == 1 else f"clients {names}"
 
 
-def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """Return the result of a run as labels and values. Counts of rejections and relayed bytes cover only the rounds of this process."""
+def summary_rows(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
+    """Return the result of a run as labels and values. `totals` covers only the rounds of this process."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     relayed = totals.relayed_bytes
@@ -288,11 +287,11 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("loss", decimal(summary.loss) if has_loss else ""),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
         *(("clients", client_metric_text(name, s)) for name, s in summary.client_metrics.items()),
-        ("bytes up", _against(up, dense_up)),
-        ("relayed", relayed and _against(relayed, totals.dense_uplink_bytes)),
-        ("bytes down", _against(down, dense_down)),
-        ("both", _against(up + down, dense_up + dense_down)),
-        ("at the port", wire and _against(wire, dense_up + dense_down)),
+        ("bytes up", _with_ratio(up, dense_up)),
+        ("relayed", relayed and _with_ratio(relayed, totals.dense_uplink_bytes)),
+        ("bytes down", _with_ratio(down, dense_down)),
+        ("both", _with_ratio(up + down, dense_up + dense_down)),
+        ("at the port", wire and _with_ratio(wire, dense_up + dense_down)),
         ("time", f"{duration(summary.seconds)}, {speed}"),
         ("network", virtual_s and f"{duration(virtual_s)} of virtual time"),
         ("rejected", totals.rejected and rejected),
@@ -312,7 +311,7 @@ def client_metric_text(name: str, spread: ClientMetric) -> str:
     return f"{text}, {spread.clients} client{'s' * (spread.clients != 1)}"
 
 
-def _against(sent: int, dense: int) -> str:
+def _with_ratio(sent: int, dense: int) -> str:
     text, times = human_bytes(sent), ratio(dense, sent)
     known = times != NOTHING
     return f"{text}, {times} against {human_bytes(dense)} in float32" if known else text
@@ -328,7 +327,7 @@ def how_to_load(out: str) -> list[str]:
 
 
 def waiting_text(connected: Sequence[int], wanted: int) -> str:
-    """Return text that lists the connected clients while the run waits for more clients."""
+    """Return text about the connected clients while the run waits for more clients."""
     text = f"{len(connected)} of {wanted} client{'s are' if wanted != 1 else ' is'} connected"
     more = f" and {len(connected) - 16} more" if len(connected) > 16 else ""
     names = ", ".join(map(str, connected[:16])) + more
@@ -336,11 +335,11 @@ def waiting_text(connected: Sequence[int], wanted: int) -> str:
 
 
 class LineDisplay(RunDisplay):
-    """A display that prints a line for each round on standard output, and warnings on standard error."""
+    """A display that prints a line per round on standard output, and warnings on standard error."""
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        for label, value in facts(header):
+        for label, value in header_rows(header):
             self._print(f"{label:<10}{value}")
         self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
         ratios = "bytes of the same messages in float32 divided by the bytes sent"
@@ -356,14 +355,16 @@ class LineDisplay(RunDisplay):
         for line in rejections(record):
             self._print(line)
         if suspected := suspects(record):
-            self._print(f"suspected, with their votes against a large majority: {suspected}")
+            self._print(
+                f"suspected, with their fraction of votes against a large majority: {suspected}"
+            )
 
     def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
 
     def on_run_end(self, summary: Summary, out: str) -> None:
         super().on_run_end(summary, out)
-        for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
+        for label, value in [*summary_rows(summary, self.totals), ("model", model_file(out))]:
             self._print(f"{label:<12}{value}")
 
     def _print(self, line: str) -> None:

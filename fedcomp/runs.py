@@ -1,4 +1,4 @@
-"""Load runs, finished or not, from their folders: options, metrics as NumPy arrays, and the trained model."""
+"""Load runs from their folders: options, metrics as NumPy arrays, and the trained model. A run need not be finished."""
 
 import dataclasses
 import json
@@ -33,18 +33,17 @@ if TYPE_CHECKING:
 
 # Options that a comparison ignores: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# A run's label shows the values of these options without the option names: `stc` instead of `uplink stc`.
+# Options that a run's label shows without their names: `stc` instead of `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if the user does not give them. The choice for one option may depend on the values of the options
-# after it in the tuple.
+# Options whose values fedcomp chooses if the user does not give them. A choice may depend on the options after it in the tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
-# Options that define the learning problem. Each learning problem has its own baseline and Pareto front.
+# Options of the learning problem. Each learning problem has its own baseline and Pareto front in a comparison.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
 MAX_LABEL_CHARS = 60
 
 
 class MetricsByName(dict[str, np.ndarray]):
-    """The metrics of a run by name. Raises KeyError, which lists the names, for an unknown name."""
+    """The metrics of a run by name. The KeyError for an unknown name lists the known names."""
 
     def __missing__(self, name: str) -> np.ndarray:
         raise KeyError(f"the run has no metric '{name}'; {nearest(name, self)}")
@@ -59,16 +58,15 @@ class Run:
         run.metrics["accuracy"]  # float64 [rounds]
         model = run.model()
 
-    Byte counts are lengths of frames (encoded vectors). Until the first round ends, `records` is empty, `accuracy` is None, and byte counts
-    are 0.
+    Byte counts are lengths of frames (encoded vectors). Until the first round ends, `accuracy` is None and byte counts are 0.
     """
 
     folder: Path
-    options: dict[str, Any]  # options of the run, by field name of RunConfig
+    options: dict[str, Any]  # by field name of RunConfig
     resolved: dict[str, Any]  # automatic choices of the run, such as device and engine
     records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
     summary: Summary | None  # content of summary.json, or None if the run is not finished
-    # The Task object with which this process simulated the run, or None.
+    # Task object with which this process simulated the run, or None for a loaded run.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -102,7 +100,7 @@ class Run:
             yield f"rejected  all updates{''.join(reasons)}"
 
     def _quality(self) -> str:
-        """Return one line with the last and the best accuracy, or with the loss if no accuracy was measured."""
+        """Return a line with the last and the best accuracy, or loss if no accuracy was measured."""
         for name, best, word in (("accuracy", max, "best"), ("loss", min, "lowest")):
             values = [(getattr(r, f"measured_{name}"), r.round) for r in self.records]
             if measured := [(value, round) for value, round in values if value is not None]:
@@ -113,10 +111,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers in metrics.jsonl and the task's own metrics, by name, as float64 arrays of shape [rounds]. Missing values are NaN.
+        """The numbers in metrics.jsonl by name, as float64 arrays of shape [rounds]. Missing values are NaN.
 
-        For a metric NAME that clients reported, the array client_NAME contains the mean over the clients. For accuracy and loss,
-        client_NAME_worst_decile is the mean over the worst tenth of the clients.
+        For a metric NAME that clients reported, client_NAME is the mean over the clients. For accuracy and loss, client_NAME_worst_decile
+        is the mean over the worst tenth of the clients.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -139,7 +137,7 @@ class Run:
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
-        """Return the values of a metric that clients reported: a float64 array of shape [rounds, clients]. Missing values are NaN."""
+        """Return a metric that clients reported, as a float64 array of shape [rounds, clients]. Missing values are NaN."""
         values = np.full((len(self.records), self.config.clients), np.nan)
         for row, record in zip(values, self.records, strict=True):
             for client in record.by_client:
@@ -148,12 +146,12 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The options of the run as a RunConfig. Raises ConfigError or SpecError for values that this version of fedcomp refuses."""
+        """The options of the run. Raises ConfigError or SpecError for values that this version of fedcomp refuses."""
         return RunConfig(**self.options)
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The options that define the learning problem: task, partition, clients and attack."""
+        """The options of the learning problem: task, partition, clients and attack."""
         return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM_OPTIONS}
 
     @property
@@ -175,17 +173,14 @@ class Run:
 
     @property
     def dense_bytes(self) -> int:
-        """The total bytes that the run would have sent without compression (float32), uplink plus downlink."""
+        """The total bytes that the run would have sent without compression (float32)."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round that reaches `accuracy` (0 to 1), and the uplink plus downlink bytes up to the end of this round.
-
-        Return None if no round reaches the accuracy.
-        """
+        """Return the first round that reaches `accuracy` (0 to 1) and the uplink plus downlink bytes until its end, or None."""
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -197,9 +192,8 @@ class Run:
     def model(self, task: "Task | None" = None) -> "nn.Module":
         """Return the task's model on the CPU in eval mode, with the trained weights and the saved buffers.
 
-        `task` is used instead of the task in the options of the run. `task` is required if the run was simulated with a Task object and
-        then loaded by `fedcomp.load`. Raises RunFolderError if the run folder has no weights yet, or if the weights do not fit the model.
-        Raises TaskError if the task cannot be loaded.
+        `task` replaces the task in the options. It is required for a loaded run that was simulated with a Task object. Raises
+        RunFolderError if the folder has no weights yet or they do not fit the model, and TaskError if the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -221,9 +215,9 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """Load the run in a folder, such as "runs/first". The run may be finished or not, simulated or deployed.
+    """Load the run in a folder, such as "runs/first" or "~/runs/first". The run may be simulated or deployed, finished or not.
 
-    A leading ~ means the home directory. Raises RunFolderError if the folder contains no run or cannot be read.
+    Raises RunFolderError if the folder contains no run or cannot be read.
     """
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
@@ -250,7 +244,7 @@ def load(folder: str | Path) -> Run:
 class Group:
     """A group of runs that differ only in the seed."""
 
-    # The options in which the group differs from other groups, or the name of a run folder if this text would be too long.
+    # Options in which the group differs from other groups, or the name of a run folder if this text would be too long.
     label: str
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the learning problem
@@ -258,11 +252,7 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in the seed. Groups are in the order of `runs`.
-
-    The label of a group lists the options in which the group differs from other groups. Raises UserError if two runs have the same options
-    and seed.
-    """
+    """Group runs that differ only in the seed, in the order of `runs`. Raises UserError if two runs have the same options and seed."""
     by_key: dict[str, dict[int, Run]] = {}
     for run in runs:
         options = {name: v for name, v in run.options.items() if name not in NEUTRAL_OPTIONS}
@@ -277,10 +267,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups.
-
-        Options that a dense baseline overrides are compared only between the groups `among`.
-        """
+        """Return the options that differ between groups, or only between `among` if a dense baseline overrides the option."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -328,7 +315,7 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
 
     def key(one: Group) -> dict[str, Any]:
         options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
-        # Ignore the horizon (end of schedules): it may belong to a density schedule, which the baseline does not have.
+        # The horizon may belong to a density schedule, which the baseline does not have.
         items = baseline.dense(options).items()
         return {name: value for name, value in items if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
@@ -337,7 +324,7 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
 
 
 def _is_chosen(run: Run, name: str) -> bool:
-    """Return whether an option in CHOSEN_OPTIONS has the value that fedcomp chooses if the option is not given."""
+    """Return whether an option has the value that fedcomp chooses if the option is not given."""
     from .memories import with_memories
     from .strategies import resolved
 
@@ -350,7 +337,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names` for a label. An unset option is included only if it is the only option in `names`."""
+    """Return the values of options for a label. An unset option is included only if it is the only one."""
     words = []
     for name in names:
         value = run.options.get(name)

@@ -3,10 +3,12 @@
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
     piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round, which is then 1
 
-`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` does not change the option (such as --local-steps) in rounds 1 to 20, and is
-8 from round 21 on. A curve starts in the first round after the warm-up (such as --lr-warmup) and ends in a round called the horizon. Let v
-be the value of the option without a schedule, and R the number of rounds from the end of the warm-up to the horizon. In the r-th round
-after the warm-up, the progress p is min(1, (r − 1)/R), and the value of the curve is:
+`1,8@21` is 1 in rounds 1 to 20, and 8 from round 21 on. `8@21` is the value of the option (such as --local-steps) in rounds 1 to 20, and 8
+from round 21 on.
+
+A curve starts in the first round after the warm-up (such as --lr-warmup) and ends in a round called the horizon. Let v be the value of the
+option, and R the number of rounds from the end of the warm-up to the horizon. In the r-th round after the warm-up, the progress p is
+min(1, (r − 1)/R), and the value of the curve is:
 
     cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
     linear:      e + (v − e)(1 − p)
@@ -14,8 +16,7 @@ after the warm-up, the progress p is min(1, (r − 1)/R), and the value of the c
     geometric:   v (e/v)^p
     step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
-The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, and halves are
-rounded up.
+The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, halves up.
 """
 
 import bisect
@@ -34,7 +35,7 @@ MAX_FLOAT = 3e38  # upper limit of values that are stored as float32
 
 
 class Curve(ABC):
-    """A formula for a value that changes over the rounds. The curve starts at `default`, the value of the option without a schedule."""
+    """A formula for a value that changes over the rounds."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True
@@ -42,7 +43,7 @@ class Curve(ABC):
 
     @abstractmethod
     def at(self, default: float, round: int, rounds: int) -> float:
-        """Return the value in a round. `round` and `rounds` (the round in which the curve ends) are counted from the end of the warm-up."""
+        """Return the value in round `round` of `rounds`, both counted from the end of the warm-up. `default`: value of the option."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,7 @@ class Linear(Curve):
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
     def remaining(self, progress: float) -> float:
-        """Return the remaining distance to the end value `to`, as a fraction of the distance at the start.
-
-        `progress` is the fraction of the rounds that are over.
-        """
+        """Return the distance to the end value `to`, as a fraction of the distance at the start."""
         return 1.0 - progress
 
 
@@ -125,10 +123,10 @@ CURVES: dict[str, type[Curve]] = {cls.name: cls for cls in (Cosine, Geometric, L
 
 @dataclass(frozen=True)
 class PiecewiseConstant:
-    """A schedule of constant values, each of which applies from a given round on."""
+    """A schedule of constant values: values[i] from round rounds[i] on."""
 
     values: tuple[float, ...]
-    rounds: tuple[int, ...]  # rounds from which the values apply, ascending
+    rounds: tuple[int, ...]  # ascending
 
     def at(self, default: float, round: int) -> float:
         started = bisect.bisect_right(self.rounds, round)
@@ -143,7 +141,7 @@ class ValueRange:
     high: float = math.inf
 
     def read(self, text: str) -> Curve | PiecewiseConstant:
-        """Parse a schedule, such as `1,8@21` or `cosine`. Raises SpecError for a malformed schedule, or for values that are not allowed."""
+        """Parse a schedule, such as `1,8@21` or `cosine`. Raises SpecError for a malformed schedule and for values that are not allowed."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
@@ -189,11 +187,10 @@ FRACTION = ValueRange(high=1.0)
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """The value of an option in each round, from round 1 on. If `text` is None (no schedule), the value is always `default`.
+    """The value of the option `flag` in each round. If `text` is None (no schedule), the value is always `default`.
 
     A curve starts after `warmup` rounds and ends in round `horizon`, which is 0 if unknown. Raises SpecError if `text` is not a schedule of
-    values in the range `kind`. Raises ConfigError if the curve needs `horizon` (its last round) and `horizon` is 0. Error messages start
-    with `flag`.
+    values in the range `kind`, and ConfigError if the curve needs an unknown horizon.
     """
 
     flag: str
@@ -224,17 +221,14 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return values that the schedule takes between the warm-up and round `rounds`, among them the smallest and the largest."""
+        """Return some values of the schedule between the warm-up and round `rounds`, among them the smallest and the largest."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if a value of the curve in rounds 1 to `rounds` is not allowed.
-
-        Only the last round is checked, because curves are monotonic.
-        """
-        value = self.at(rounds)
+        """Raise ConfigError if a value of the curve in rounds 1 to `rounds` is not allowed."""
+        value = self.at(rounds)  # the extreme value, because curves are monotonic
         if isinstance(self.curve, Curve) and (correction := self.kind.correction(value)):
             is_short = self.curve.needs_horizon and rounds > self.horizon
             longer = f"--horizon {rounds}, or " if is_short else ""
@@ -244,15 +238,12 @@ class OptionSchedule:
             )
 
 
-CLIENT_OPTIONS = {
-    "lr": RATE,
-    "local_steps": COUNT,
-    "batch_size": COUNT,
-}  # options of clients that may have a schedule
+# Options of clients that may have a schedule.
+CLIENT_OPTIONS = {"lr": RATE, "local_steps": COUNT, "batch_size": COUNT}
 
 
 def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
-    """Return the schedules of the CLIENT_OPTIONS by name. `options` is a `fedcomp.config.RunConfig` or an object with the same fields."""
+    """Return the schedules of the CLIENT_OPTIONS by name. `options`: a RunConfig, or an object with the same fields."""
     return {
         name: OptionSchedule(
             f"--{name.replace('_', '-')}-schedule",
@@ -267,7 +258,7 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
 
 
 def needs_horizon(text: str | None) -> bool:
-    """Return whether a schedule is a curve that needs the horizon, which is the round in which the curve ends."""
+    """Return whether a schedule is a curve that needs the horizon."""
     if text is None or not text[:1].isalpha():
         return False
     return CURVES[spec.parse(text).parts[0].name].needs_horizon

@@ -1,4 +1,4 @@
-"""Spec strings, which specify codecs, memories, strategies, partitions and attacks by name and options.
+"""Spec strings, which give the name and the options of a codec, memory, strategy, partition, attack or other choice.
 
     spec    = product [ "@" scope ]
     product = part { "+" part }
@@ -26,7 +26,7 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-# If a value is too small, the error message leaves out an upper limit of this size or more.
+# Error messages about values that are too small leave out an upper limit of this size or more.
 UNBOUNDED = 1e30
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SpecPart:
-    """A part of a spec string, such as `topk:density=1%`: a name, and the options as strings."""
+    """A part of a spec string, such as `topk:density=1%`."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()  # (key, value); a value without a key has the key ""
@@ -71,9 +71,9 @@ def parse(text: str) -> Spec:
 
 
 def parse_part(text: str, kind: str) -> SpecPart:
-    """Parse a spec string with one part and no scope. Raises SpecError if the string has a scope or a second part, or is incomplete.
+    """Parse a spec string with one part and no scope. Raises SpecError for any other string.
 
-    `kind` says what the spec string specifies, such as "optimizer", for error messages.
+    `kind` is what the spec string specifies, such as "optimizer", for error messages.
     """
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
@@ -100,8 +100,8 @@ def _part(text: str, piece: str) -> SpecPart:
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
     """Return an instance of the dataclass that `part` names. The options are converted to the types of the dataclass fields.
 
-    Raises SpecError for an unknown name or option; the message suggests the most similar name. Raises SpecError for a missing required
-    option; the message shows the value `example` in the metadata of the field.
+    Raises SpecError for an unknown name or option, and for a missing required option. The message about a missing option shows the value
+    `example` in the metadata of the field.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 
@@ -147,7 +147,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 def convert(raw: str, to: Any, what: str) -> Any:
     """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str, Literal, or a union of one of these with None.
 
-    `what` is the name of the value in error messages. Raises SpecError for a text that cannot be converted.
+    Raises SpecError for other text. `what` is the name of the value in the message.
     """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
@@ -165,10 +165,7 @@ def convert(raw: str, to: Any, what: str) -> Any:
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError if an option of a dataclass instance is outside the closed interval [low, high] that `ranges` gives for the option.
-
-    Options that are None are not checked.
-    """
+    """Raise SpecError if an option of a dataclass instance is outside its closed interval `(low, high)` in `ranges`. None is allowed."""
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value is not None and (problem := out_of_range(value, low, high)):
@@ -176,7 +173,7 @@ def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
 
 
 def out_of_range(value: float, low: float, high: float) -> str:
-    """Return the end of an error message for a value outside the interval [low, high], or "" for a value inside."""
+    """Return the end of an error message for a value outside [low, high], or "" for a value inside."""
     if low <= value <= high:
         return ""
     at_least = high == math.inf or (value < low and high >= UNBOUNDED)
@@ -191,7 +188,7 @@ def check_decays(options: Any, *names: str) -> None:
 
 
 def parse_number(raw: str) -> float:
-    """Parse a number, such as 0.01, 1e-2, 1% or 1/100. Raises ValueError for malformed text and for numbers that are not finite."""
+    """Parse a finite number, such as 0.01, 1e-2, 1% or 1/100. Raises one of the errors in MALFORMED for other text."""
     text = _digits(raw).strip()
     if "/" in text:
         value = float(Fraction(text))
@@ -203,7 +200,7 @@ def parse_number(raw: str) -> float:
 
 
 def _quantity(raw: str, units: Mapping[str, float]) -> float:
-    """Parse a number with a unit. Raises ValueError for malformed text and for negative numbers."""
+    """Parse a nonnegative number with a unit."""
     text = raw.strip()
     unit = max((unit for unit in units if text.endswith(unit)), key=len)
     value = parse_number(text.removesuffix(unit)) * units[unit]
@@ -213,16 +210,14 @@ def _quantity(raw: str, units: Mapping[str, float]) -> float:
 
 
 def parse_bytes(raw: str) -> int:
-    """Parse a number of bytes, such as `200kB`, `1.5MB`, `64KiB` or `4096`. Raises ValueError for malformed text and for less than one
-    byte.
-    """
+    """Parse a number of bytes ≥ 1, such as `200kB`, `1.5MB`, `64KiB` or `4096`. Raises one of the errors in MALFORMED for other text."""
     if not (value := math.floor(_quantity(raw, SIZES))):
         raise ValueError(raw)
     return value
 
 
 def parse_count(raw: str) -> int:
-    """Parse a count, such as `1000000`, `25M`, `1.5k` or `1G`. Raises ValueError for malformed text and for counts below one."""
+    """Parse a count ≥ 1, such as `1000000`, `25M`, `1.5k` or `1G`. Raises one of the errors in MALFORMED for other text."""
     value = _quantity(raw, COUNTS)
     if value < 1 or abs(value - round(value)) > 1e-6:
         raise ValueError(raw)
@@ -230,17 +225,17 @@ def parse_count(raw: str) -> int:
 
 
 def parse_duration(raw: str) -> float:
-    """Parse a duration, such as `50ms`, `20s`, `1.5 min`, `2h`, `1d` or `0.5`, and return seconds.
+    """Parse a duration, such as `50ms`, `20s`, `1.5 min`, `2h`, `1d` or `0.5` (seconds), and return seconds.
 
-    Raises ValueError for malformed text and for negative numbers.
+    Raises one of the errors in MALFORMED for other text and for negative numbers.
     """
     return _quantity(raw, TIMES)
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse a number of bytes or a duration, and return (bytes, seconds): (200000, 0.0) for `200kB`, and (0, 30.0) for `30s`.
+    """Parse a number of bytes or a duration above 0, and return (bytes, seconds): (200000, 0.0) for `200kB`, and (0, 30.0) for `30s`.
 
-    Raises ValueError for malformed text and zero.
+    Raises one of the errors in MALFORMED for other text.
     """
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
@@ -250,19 +245,19 @@ def parse_budget(raw: str) -> tuple[int, float]:
 
 
 def parse_byte_list(raw: str) -> list[int]:
-    """Parse numbers of bytes that are separated by commas, such as `10kB,1MB`. Raises ValueError for malformed text."""
+    """Parse numbers of bytes separated by commas, such as `10kB,1MB`. Raises one of the errors in MALFORMED for other text."""
     return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """Return `raw` unchanged. Raises ValueError for numbers with underscores (1_0) or non-ASCII digits, which Python would accept."""
+    """Return `raw`. Raises ValueError for underscores (1_0) and non-ASCII digits, which Python would accept in numbers."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw
 
 
 def format_spec(name: str, options: Any) -> str:
-    """Return the spec string of a dataclass instance, with all options. `parse` and `build` convert the string back to the instance."""
+    """Return the spec string of a dataclass instance, with all options. `parse` and `build` invert this function."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_format_value(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
@@ -281,7 +276,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type for error messages. A class may give its description in an attribute `wanted`."""
+    """Return a description of a type for error messages. A class may have its own description in an attribute `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

@@ -6,7 +6,7 @@ Each save replaces the whole file atomically. If the process is killed at any mo
         header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
         bodies   the values, one after the other, in the order of the header; vectors as float32
 
-Pickle is not used, because loading a pickle can execute code. Saving does not copy the vectors.
+Pickle is not used, because loading a pickle can execute code.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ from .errors import CheckpointError, UserError, os_errors
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
 
-Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list is stored as one byte string
+State = Mapping[str, Tensor | bytes | list[bytes]]  # a list is stored as one byte string
 
 
 class StateFolder:
-    """The state folder of one client, which the client's process locks. Raises UserError if the folder cannot be used or is locked."""
+    """The state folder of one client, locked by the client's process. Raises UserError if it cannot be used or is locked already."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -48,14 +48,13 @@ class StateFolder:
             raise UserError(f"{found}; give a folder that can be written") from error
 
     def close(self) -> None:
-        """Release the lock of the folder."""
         os.close(self._lock)
 
-    def save(self, kept: Kept, name: str = FILE) -> None:
+    def save(self, state: State, name: str = FILE) -> None:
         """Replace the stored state and flush it to disk. If the disk is full, raise CheckpointError and keep the previous state."""
         advice = "the previous state is intact: free disk space, and start the client again"
         with os_errors(CheckpointError, f"--state-dir {self.path} cannot be written", advice):
-            durable_files.replace(self.path / name, packed(kept), 0o600)
+            durable_files.replace(self.path / name, packed(state), 0o600)
 
     def load(self, name: str = FILE) -> dict[str, Any]:
         """Return the stored vectors and byte strings by name, or {} if nothing was saved yet.
@@ -81,11 +80,11 @@ class StateFolder:
             ) from error
 
 
-def packed(kept: Kept) -> list[bytes | memoryview]:
-    """Return the parts of a state file, in the format that the module docstring defines. Vectors on the CPU are not copied."""
+def packed(state: State) -> list[bytes | memoryview]:
+    """Return the parts of a state file, whose format the module docstring defines. Vectors on the CPU are not copied."""
     crc, table = 0, []
     bodies: list[bytes | memoryview] = []
-    for key, value in kept.items():
+    for key, value in state.items():
         kind = "vector" if isinstance(value, Tensor) else "bytes"
         parts: Sequence[bytes | memoryview] = value if isinstance(value, list) else [_raw(value)]
         for part in parts:
@@ -101,14 +100,14 @@ def unpacked(data: bytearray) -> dict[str, Any]:
     try:
         start = LENGTH.size + LENGTH.unpack_from(data)[0]
         header = json.loads(data[LENGTH.size : start])
-        kept: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
             raise ValueError("the checksum of the values does not match")
         for key, kind, length in header["bodies"]:
             body = memoryview(data)[start : start + length]
-            kept[key] = bytes(body) if kind == "bytes" else _vector(body)
+            state[key] = bytes(body) if kind == "bytes" else _vector(body)
             start += length
-        return kept
+        return state
     except (struct.error, KeyError, TypeError) as error:
         raise ValueError(f"the header of the state file cannot be read ({error})") from error
 

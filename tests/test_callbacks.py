@@ -4,20 +4,17 @@ import inspect
 
 import pytest
 from cases import for_each
+from example_records import HEADER
 
 from fedcomp.callbacks import (
     Callback,
     CallbackList,
     ForwardingCallback,
-    Header,
     LogMessage,
     Summary,
 )
 
 HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value)]
-HEADER = Header(
-    "t", 3, 2, 10, "average", "stc", "stc", "none", "iid", "cpu", "serial", 1, 9, "runs/x"
-)
 ARGUMENTS = {
     "on_port_open": (lambda: None,),
     "on_run_start": (HEADER,),

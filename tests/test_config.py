@@ -96,7 +96,7 @@ def test_every_option_has_a_help_text(f):
     assert f.metadata["help"]
     assert set(f.metadata) <= {
         "help",
-        "local",
+        "changeable",
         "low",
         "high",
         "above",
@@ -247,9 +247,11 @@ def test_settings_leave_out_options_that_are_not_set():
 def test_a_resumed_run_may_change_only_local_options(f):
     stored = config.settings(RunConfig())
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
-    assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
+    assert config.first_difference(changed, stored) == (
+        None if f.metadata["changeable"] else f.name
+    )
     assert config.first_difference(RunConfig(), config.settings(changed)) == (
-        None if f.metadata["local"] else f.name
+        None if f.metadata["changeable"] else f.name
     )
 
 
@@ -362,7 +364,7 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
 @for_each(
     "values, says",
     [
-        ({"clients": "x"}, "--clients is 'x', of type str; give int"),
+        ({"clients": "x"}, "--clients is 'x', of type str; give a value of type int"),
         ({"clients": None}, "--clients is None"),
         ({"clients": 2.5}, "--clients is 2.5, of type float"),
         ({"clients": True}, "--clients is True, of type bool"),

@@ -22,16 +22,16 @@ from ..formatting import duration, metric, one_line
 from ..run_display import (
     GAP,
     RunDisplay,
-    both_ways_ratio,
     columns_for,
     columns_of,
-    facts,
+    header_rows,
     how_to_load,
     model_file,
     rejections,
+    summary_rows,
     suspects,
     table_line,
-    verdict,
+    total_ratio,
     waiting_text,
 )
 from .screen import (
@@ -152,7 +152,7 @@ class Dashboard(RunDisplay):
         notice = "; ".join(filter(None, (h.notice, reason)))
         notes, rows = (1, 3) if height < 24 else (2, 4) if height < 36 else (2, 8)
         note = textwrap.wrap(notice, max(width - 13, 20), max_lines=notes, placeholder="…")
-        short = facts(replace(h, notice="", engine_reason=""))[:-1]
+        short = header_rows(replace(h, notice="", engine_reason=""))[:-1]
         return facts_panel(short, width, rows, title="[bold]fedcomp", path=h.out, note=note)
 
     def _bar(self, width: int) -> Text:
@@ -174,7 +174,7 @@ class Dashboard(RunDisplay):
         first, hours = self.header.first_round, self.last.simulated_hours if self.last else None
         since = f"since round {first - 1}: " if first > 1 else ""
         up, down = t.links()
-        parts = [since + up, down, f"both {both_ways_ratio(t)}"]
+        parts = [since + up, down, f"both {total_ratio(t)}"]
         parts += [f"{t.rejected:,} rejected"] if t.rejected else []
         parts += [f"{duration(3600 * hours)} virtual"] if hours is not None else []
         parts += [f"{duration(pace)} a round"] if pace is not None else []
@@ -220,7 +220,7 @@ class Dashboard(RunDisplay):
         grid = Table.grid(padding=(0, GAP))
         grid.add_column(style=LABEL)
         grid.add_column(overflow="fold")
-        for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
+        for label, value in [*summary_rows(summary, self.totals), ("model", model_file(out))]:
             grid.add_row(label, Text(value, "bold" if label == self.header.judged else ""))
         title = f"{summary.rounds} round{'s' * (summary.rounds != 1)} done"
         return Panel(grid, title=title, title_align="left", border_style=DONE)

@@ -175,7 +175,7 @@ class SketchUpdate(Update):
     @cached_property
     def decoded(self) -> Update:
         """The decoded vector: the `count` largest estimates, and 0 for all other coordinates."""
-        estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
+        estimates = count_sketch.estimates(self.cells, self.numel, self.seed)
         if self.count == self.numel:
             return Dense(estimates)
         at = kernels.top_k([torch.from_numpy(estimates)], self.count).positions.numpy()

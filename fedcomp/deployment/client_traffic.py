@@ -39,7 +39,7 @@ class ClientTraffic:
             self._recorded[client] = counted or NOTHING
             rejection = rejected.get(client)
             downlink_bytes = frames.downlink.get(client, 0)
-            silent = rejection and client not in frames.seconds
+            silent = rejection and client not in frames.latency_s
             if silent and counted and wire.bytes_out < downlink_bytes:
                 downlink_bytes = 0  # too few bytes were sent to contain the message
             records.append(
@@ -49,8 +49,8 @@ class ClientTraffic:
                     downlink_bytes=downlink_bytes,
                     wire_bytes_in=wire.bytes_in if counted else None,
                     wire_bytes_out=wire.bytes_out if counted else None,
-                    latency_s=frames.seconds.get(client),
-                    versions_behind=frames.behind.get(client),
+                    latency_s=frames.latency_s.get(client),
+                    versions_behind=frames.versions_behind.get(client),
                     staleness=frames.staleness.get(client, 0),
                     stage=rejection.stage if rejection else "",
                     reason=rejection.reason if rejection else "",

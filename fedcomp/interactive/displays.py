@@ -17,7 +17,7 @@ from rich.text import Text
 from ..callbacks import Callback, CallbackList, Header, RoundRecord, Summary
 from ..errors import ConfigError
 from ..formatting import decimal, duration, metric, one_line
-from ..run_display import RunDisplay, evenly_spaced, rejections, verdict
+from ..run_display import RunDisplay, evenly_spaced, rejections, summary_rows
 
 LOG_LINES = 10  # maximum number of progress lines that a run prints to a log
 BAR_WIDTH = 24  # width of the progress bar, in characters
@@ -176,7 +176,7 @@ class NotebookDisplay(ProgressDisplay):
         self._final_text = message
 
     def on_run_end(self, summary: Summary, out: str) -> None:
-        self._result = [*verdict(summary, self.totals), ("folder", out)]
+        self._result = [*summary_rows(summary, self.totals), ("folder", out)]
 
     def _show_if_due(self) -> None:
         if self.clock() >= self._next_s:

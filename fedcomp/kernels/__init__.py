@@ -1,8 +1,8 @@
-"""Array operations. On the CPU, they use numpy; on other devices, they use torch, or first copy the vector to the CPU. Loops that would be
-too slow in numpy are compiled by numba.
+"""Array operations. They use numpy on the CPU. On other devices, they use torch, or copy the vector to the CPU. Loops that would be too
+slow in numpy are compiled by numba, which the first call of such a loop imports.
 
-Results have the same bits on every machine and device and with any number of threads. The only exceptions are the training kernels
-(pooled.py, regression.py), whose results can differ between machines. The first call of a compiled loop imports numba.
+Results have the same bits on every machine and device and with any number of threads, except those of the training kernels (pooled.py,
+regression.py), which can differ between machines.
 """
 
 from . import bits, rice

@@ -1,7 +1,7 @@
 """Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
-A byte of a plane contains one bit of each of eight integers; the bit of the first integer is the most significant. The number of integers
-is a multiple of 8, so planes need no padding.
+The bits of a plane are packed into bytes, the first integer in the most significant bit. The number of integers is a multiple of 8, so
+planes need no padding.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ PIECE = 1 << 17  # number of integers that are packed or checked at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the `width` bit planes of integers [N] as bytes. The integers are uint8 and below 2^width."""
+    """Return the bit planes of uint8 integers [N] below 2^width."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -24,7 +24,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     """Return the bit planes [width, count/8] of `count` integers below `size`, as a view of `data`.
 
-    Raises FrameError if the length of `data` does not match `count` and `size`, or if an integer is not below `size`.
+    Raises FrameError if `data` has another length, or if an integer is not below `size`.
     """
     width = (size - 1).bit_length()
     if len(data) != width * count // 8:
@@ -41,10 +41,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for each integer i at the indices start..stop-1 of the bit planes.
-
-    `start` and `stop` are multiples of 8. `table` [2^width].
-    """
+    """Return table[i] for the integers i at the indices start..stop-1, multiples of 8. `table`: [2^width]."""
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
     for bit, plane in enumerate(bits[1:], 1):

@@ -12,7 +12,7 @@ from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
 ZERO_STREAM = 1  # index of the random stream from which the signs of zeros are drawn
-# For each byte, the eight values ±1 for which its bits stand, float32 [256, 8].
+# For each byte, its bits as values ±1, float32 [256, 8].
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
@@ -23,7 +23,7 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Unpack the bits in `data` into a bool array [count]. Raises FrameError if the length or the padding of `data` is wrong."""
+    """Unpack bits into a bool array [count]. Raises FrameError if the length or the padding of `data` is wrong."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
@@ -35,16 +35,15 @@ def sign_values(raw: np.ndarray, count: int, magnitude: float) -> np.ndarray:
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
-    """Return the packed signs of a finite x [n], of any float dtype, on any device.
+    """Return the packed signs of a finite x [n], of any float dtype, on any device: 1 for positive, 0 for negative.
 
-    A bit is 1 for a positive element, and 0 for a negative element. Without a seed, the bit of a zero is 1. With a seed, zeros have random
-    bits: bit i of the random words of the seed (philox.py) is used for a zero at index i.
+    A zero has the bit 1 without a seed. With a seed, a zero at index i has bit i of the random words of the seed (philox.py).
     """
     return signs_rows([x], None if seed is None else [seed])[0]
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """Call the function `signs` for each of m ≥ 1 vectors, with one seed per vector. Return a list."""
+    """Return `signs` of each of m ≥ 1 vectors, with one seed per vector."""
     row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
@@ -64,9 +63,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the float32 values that the bits start..stop-1 stand for.
-
-    With c columns, bit i is in column j = i mod c. A bit 1 stands for high[j], and a bit 0 for low[j].
+    """Decode the bits start..stop-1 of packed bits: bit i to high[i mod c] if it is 1, and otherwise to low[i mod c].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """
@@ -76,7 +73,7 @@ def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.nda
 
 
 def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
-    """View `data` as a uint8 array. Raises FrameError unless `data` consists of `count` bits and zeros as padding."""
+    """View `data` as a uint8 array. Raises FrameError unless it consists of `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
             f"damaged frame: the sign bits have {len(data)} bytes; expected {count} bits"
@@ -89,7 +86,7 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """For X [m, n], return the arrays X >= 0 and X == 0 as packed bits, uint8 [m, ⌈n/8⌉]."""
+    """Return X >= 0 and X == 0 of X [m, n] as packed bits, uint8 [m, ⌈n/8⌉]."""
     if X.device.type == "cpu":
         values = X.to(torch.float32).numpy()
         return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)

@@ -13,10 +13,9 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Encode `symbols`, from the last symbol to the first.
+    """Encode `symbols`, from the last to the first. Write the final coder states, from which decoding starts, to `states`.
 
-    Fill the array `words` from its end to its start, and return the index of the first filled word. Write the final coder states, from
-    which decoding starts, to `states`.
+    Fill `words` from its end to its start, and return the index of the first filled word.
     """
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
@@ -39,9 +38,9 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Decode symbols and write them to `symbols`.
+    """Decode symbols to `symbols`. Return the number of words read, or -1 if there are too few words.
 
-    `table`: the decoded symbol for each value of (state mod 2^bits). Return the number of words read, or -1 if there are too few words.
+    `table`: symbol for each value of (state mod 2^bits).
     """
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0

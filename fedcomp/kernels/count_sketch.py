@@ -1,17 +1,16 @@
-"""Count Sketch: a linear map from a vector to a small table. The coordinates of the vector are estimated from the table.
+"""Count Sketch: a linear map from a vector to a small table, from which the coordinates of the vector can be estimated.
 
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
-In each row r of the table S, every coordinate i has a random cell h_r(i), called its bucket, and a random sign s_r(i). The sketch of a
-vector x adds s_r(i)·x_i to the bucket of i in each row. The estimate of x_i is a median over the rows:
+In each row r of the table S, every coordinate i has a random cell h_r(i), called its bucket, and a random sign s_r(i):
 
     S[r, h_r(i)] += s_r(i)·x_i
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)]
 
-The bucket and the sign of coordinate i in row r depend on word i of the random stream STREAM + r (kernels/philox.py). The bucket is
-⌊word·columns/2³²⌋. The sign is negative if the lowest bit of the word is 1. The number of rows is odd, so the median is the value of one
-row. The cells of a dense vector are summed in float32, on the CPU and in the order of the coordinates (separately for the two halves of
-a large vector). The cells of a sparse vector are summed in float64.
+In row r, coordinate i uses word i of the random stream STREAM + r (kernels/philox.py). Its bucket is ⌊word·columns/2³²⌋, and its sign is
+negative if the lowest bit of the word is 1. The number of rows is odd, so the median is the value of one row. The cells of a dense vector
+are summed in float32, on the CPU and in the order of the coordinates (separately for the two halves of a large vector). The cells of a
+sparse vector are summed in float64.
 """
 
 import numpy as np
@@ -23,15 +22,15 @@ from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # index of the random stream for row 0; row r uses stream STREAM + r
 HALVED = 1 << 20  # a vector with at least this many elements is sketched in two halves, in parallel
-# Number of random words that are drawn at a time. If a vector is divided into parts, each part starts at a multiple of UNIT.
+# Number of random words that are drawn at a time. Parts of a vector start at multiples of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
 
 def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Return the sketch of a finite x [n], of any float dtype, on any device.
+    """Return the sketch, float32 [rows, columns], of a finite x [n], of any float dtype, on any device.
 
-    The cells are float32 [rows, columns], clipped to the range of float32.
+    Cells are clipped to the range of float32.
     """
     x = x.detach().cpu()
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
@@ -58,18 +57,17 @@ def sketch_at(
     return cells.clip(-LARGEST, LARGEST).astype(np.float32)
 
 
-def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
-    """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
+def estimates(cells: np.ndarray, numel: int, seed: int) -> np.ndarray:
+    """Return float32 estimates [numel] of all coordinates from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # the compiled loop starts at a multiple of UNIT
-    out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
+    out, (low, high) = np.empty(numel, np.float32), philox.halves(seed)
 
-    def work(a: int, b: int) -> None:
-        sketch_loops.estimate(cells, None, first + a, low, high, STREAM, out[a:b])
+    def work(start: int, stop: int) -> None:
+        sketch_loops.estimate(cells, None, start, low, high, STREAM, out[start:stop])
 
-    map_ranges(out.size, work, UNIT)
-    return out[start - first :]
+    map_ranges(numel, work, UNIT)
+    return out
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
@@ -84,7 +82,7 @@ def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndar
 def buckets_and_signs(
     positions: np.ndarray, rows: int, columns: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each row of the sketch, return the buckets of `positions`, int64 [k], and whether their signs are negative, bool [k]."""
+    """For each row, return the buckets of `positions`, int64 [k], and whether their signs are negative, bool [k]."""
     words = [philox.words_at(seed, positions, STREAM + r) for r in range(rows)]
     buckets = [(own.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)) for own in words]
     return [(at.astype(np.int64), (own & 1).astype(np.bool_)) for at, own in zip(buckets, words)]

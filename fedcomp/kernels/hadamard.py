@@ -7,19 +7,17 @@ A block x of d coordinates is rotated to a block u, with a diagonal matrix D of 
     u = W·D·x·2^−e      (rotation);
     x = D·W·u·2^e/d     (inverse rotation).
 
-The matrix D negates the coordinate with index i in the vector if bit i of the random stream SIGNS (kernels/philox.py) is 1. Bit 0 is the
-lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1).
-Therefore no sum overflows, and subnormal numbers lose no bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
-scales.
+D negates the coordinate with index i in the vector if bit i of the random stream SIGNS (kernels/philox.py) is 1. Bit 0 is the lowest bit of
+the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1), so that no
+sum overflows and subnormal numbers lose no bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their scales.
 
-W is applied by a butterfly: in stages with strides d/2, …, 2, 1. Each stage replaces pairs of coordinates a, b by a + b and a − b. Every
-machine computes the float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a
-block are computed in integers.
+W is applied by a butterfly: in stages with strides d/2, …, 2, 1, each of which replaces pairs of coordinates a, b by a + b and a − b. Every
+machine computes these float32 sums in the same order, so the results have the same bits. Squared norms and inner products of a block are
+computed in integers.
 
-A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size. Each size
-is a power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation applies to each block
-separately: in the bound, d is the size of the block, and every norm is the norm of the block. Bounds that decrease with d are therefore
-weak for the small blocks at the end of a vector.
+A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size, each a
+power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation applies to each block separately,
+with its size d and its norms. Bounds that decrease with d are therefore weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -32,10 +30,9 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges
 
-BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block
-MAX_PADDING = 32  # Largest number of padding zeros at the end of the last block
-# Number of coordinates that a thread rotates at a time, chosen to fit in the cache.
-CHUNK = 8 * BLOCK
+BLOCK, MIN_BLOCK = 1 << 14, 8  # numbers of coordinates of a full block and of the smallest block
+MAX_PADDING = 32  # maximum number of zeros at the end of the last block
+CHUNK = 8 * BLOCK  # number of coordinates that a thread rotates at a time, which fit in the cache
 SIGNS = 3  # index of the random stream of the signs
 # Sums of squares are integers in units of 1/SQUARES, and sums of products are integers in units of 1/PRODUCTS, both below 2⁶².
 SQUARES, PRODUCTS = 2.0**33, 2.0**38
@@ -44,10 +41,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Return the start of each block of a vector [numel], followed by the end of the last block, as int64.
-
-    The result is cached and must not be modified.
-    """
+    """Return the start of each block of a vector [numel] and the end of the last block, as int64. Do not modify this array."""
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
@@ -58,7 +52,7 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """Consecutive rotated blocks u [N] of a vector x [n], with N ≤ CHUNK. The first coordinate of these blocks has the index `start` in x.
+    """Consecutive rotated blocks u [N], N ≤ CHUNK, of a vector x [n]. The first coordinate has the index `start` in x.
 
     Unless stated otherwise, methods return float64 arrays with one value per block.
     """
@@ -69,9 +63,8 @@ class RotatedBlocks:
         self.loops, self.seed, block_edges = hadamard_loops, seed, edges(x.numel())
         stop = min(start + CHUNK, block_edges[-1])
         first, last = np.searchsorted(block_edges, [start, stop]).tolist()
-        self.indices = slice(first, last)  # Indices of the blocks in the vector
-        # Slice of the coordinates, including padding.
-        self.span = slice(start, int(block_edges[last]))
+        self.indices = slice(first, last)  # indices of the blocks in the vector
+        self.span = slice(start, int(block_edges[last]))  # coordinates, including padding
         self.edges = block_edges[first : last + 1] - start
         self.sizes = np.diff(self.edges)  # number d of coordinates of each block
         self.exponents = np.empty(last - first, np.int64)  # exponent e of each block
@@ -81,37 +74,35 @@ class RotatedBlocks:
         hadamard_loops.rotate(values, signs, self.edges, self.exponents, self.u)
 
     def squares(self) -> np.ndarray:
-        """Return the squared norm ‖u‖² of each rotated block u."""
+        """Return ‖u‖² of each block."""
         sums = np.empty(self.sizes.size, np.int64)
         self.loops.squares(self.u, self.edges, sums)
         return sums / SQUARES
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest coordinate of each rotated block."""
+        """Return the smallest and the largest coordinate of each block."""
         low, high = (f.reduceat(self.u, self.edges[:-1]) for f in (np.minimum, np.maximum))
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Quantize the rotated coordinates u. Return codes [N], uint8.
+        """Quantize the coordinates u to codes [N], uint8. `thresholds`: float32 [blocks, t].
 
-        If j thresholds of the block are below |u|, the code of u is 2·j + 1 for u > 0, and 2·j otherwise. `thresholds` [blocks, t]:
-        float32.
+        If j thresholds of the block are below |u|, the code is 2·j + 1 for u > 0, and 2·j otherwise.
         """
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
         return codes
 
     def products(self, table: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ⟨u, q⟩ and ‖q‖² of each rotated block u, where q = table[codes]. `table`: float32, with magnitudes below 4."""
+        """Return ⟨u, q⟩ and ‖q‖² of each block, where q = table[codes]. `table`: float32, with magnitudes below 4."""
         product, squared = np.empty((2, self.sizes.size), np.int64)
         self.loops.products(self.u, self.edges, table, codes, product, squared)
         return product / PRODUCTS, squared / PRODUCTS
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, dtype: type) -> np.ndarray:
-        """Round (u − low)/step stochastically for the rotated coordinates u. Return integers [N] of at most `top`. The integers of a block
-        with step 0 are 0.
+        """Round (u − low)/step stochastically to integers [N] of at most `top`, or to 0 in blocks with step 0.
 
-        `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
+        `low`, `step`: float64 [blocks]. `dtype`: int16 or uint8.
         """
         codes: np.ndarray = np.empty(self.u.size, dtype)
         inverse = np.divide(1.0, step, where=step > 0, out=np.zeros_like(step))
@@ -134,10 +125,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Apply the inverse rotation to consecutive blocks of a vector [numel]. `first`: the index of the first block.
+    """Return the inverse rotation of consecutive blocks of a vector [numel], starting with block `first`, as clipped float32.
 
-    The coordinates of a block are scale·values + shift/d, where d is the size of the block. `values`: float32 array of complete blocks,
-    which is overwritten. `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped to the range of float32.
+    The rotated coordinates of a block of size d are scale·values + shift/d. `values`: float32, complete blocks, overwritten. `scale`,
+    `shift`: float64 [blocks].
     """
     from . import hadamard_loops
 
@@ -148,9 +139,6 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of the coordinates start..stop-1, where `start` and `stop` are multiples of 8.
-
-    The bit of the first coordinate is the lowest bit of the first byte.
-    """
+    """Return the sign bits of the coordinates start..stop-1, multiples of 8; the lowest bit of a byte comes first."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

@@ -1,7 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`. All of these indices are multiples of
-8.
+`edges`: the start of each block and the end of the last block in the rotated vector `u`, all multiples of 8.
 """
 
 import math
@@ -18,10 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements.
-
-    This is a separate function because numba would not vectorize the loop inside `butterfly`.
-    """
+    """Compute one butterfly stage over 2h elements. Inside `butterfly`, numba would not vectorize this loop."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -29,10 +25,7 @@ def _stage(v, start, h):
 
 @compiled
 def butterfly(v, start, size):
-    """Compute all butterfly stages over v[start:start+size] in place, with the strides size/2, …, 2, 1.
-
-    `size` is a power of two, at least 8.
-    """
+    """Compute all butterfly stages over v[start:start+size] in place. `size`: a power of two, at least 8."""
     start, size = uint64(start), uint64(size)
     h = size >> uint64(1)
     while h:
@@ -43,10 +36,7 @@ def butterfly(v, start, size):
 
 @compiled
 def rotate(x, signs, edges, exponents, u):
-    """Rotate the blocks of x [n], float32, and write them to u [N], padded with zeros.
-
-    Write the exponent e of each block (see hadamard.py) to `exponents`.
-    """
+    """Rotate the blocks of x [n], float32, to u [N], padded with zeros. Write the exponent e of each block to `exponents`."""
     bits = x.view(np.uint32)
     for block in range(exponents.size):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
@@ -72,7 +62,7 @@ def rotate(x, signs, edges, exponents, u):
 
 @compiled
 def rotate_back(v, signs, edges, scale, shift, out):
-    """For each block of d coordinates, write the inverse rotation of scale·v + shift/d to out [N]. v is overwritten."""
+    """Write the inverse rotation of scale·v + shift/d for each block (of size d) to out [N]. v is overwritten."""
     for block in range(scale.size):
         start, stop, factor = uint64(edges[block]), uint64(edges[block + 1]), scale[block]
         butterfly(v, start, stop - start)
@@ -87,21 +77,21 @@ def rotate_back(v, signs, edges, scale, shift, out):
 
 @numba.njit(nogil=True, inline="always")
 def _flip(value, sign):
-    """Return the float32 `value`, with its sign flipped if the lowest bit of `sign` is 1."""
+    """Return the float32 `value`, negated if the lowest bit of `sign` is 1."""
     bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
     return bits.view(float32)
 
 
 @numba.njit(nogil=True, inline="always")
 def _narrow(value):
-    """Return the float32 nearest to a float64 value, clipped to the range of float32. −0 becomes 0."""
+    """Round a float64 to float32, clipped to its range. −0 becomes 0."""
     value = value if value < LARGEST else LARGEST
     return float32(value if value > -LARGEST else -LARGEST) + float32(0)
 
 
 @compiled
 def squares(u, edges, sums):
-    """Write Σu² of each rotated block to `sums`, int64, in units of 1/SQUARES."""
+    """Write Σu² of each block to `sums`, int64, in units of 1/SQUARES."""
     for block in range(sums.size):
         total = int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -123,7 +113,7 @@ def bins(u, edges, thresholds, codes):
 
 @compiled
 def products(u, edges, table, codes, product, squared):
-    """With q = table[code], write Σu·q of each rotated block to `product`, and Σq² to `squared`. The unit of both is 1/PRODUCTS."""
+    """With q = table[code], write Σu·q and Σq² of each block to `product` and `squared`, in units of 1/PRODUCTS."""
     for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -135,7 +125,7 @@ def products(u, edges, table, codes, product, squared):
 
 @compiled
 def rounded(u, edges, low, inverse, top, key, start, codes):
-    """Round (u − low)·inverse stochastically for each coordinate u, and write the result, at most `top`, to codes [N].
+    """Write (u − low)·inverse, stochastically rounded and at most `top`, to codes [N].
 
     `key`: the seed. `inverse`: 1/step or 0. `start`: index of u[0] in the vector.
     """

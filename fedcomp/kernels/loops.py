@@ -1,7 +1,7 @@
 """A decorator that compiles loops with numba, and compiled loops that several modules use.
 
 Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because numba
-checks signed indices for negative values, which would prevent vectorization.
+checks signed indices for negative values, which prevents vectorization.
 """
 
 import functools
@@ -17,10 +17,7 @@ from numpy import uint32, uint64
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-    """Compile a function with numba, and cache the result on disk if possible.
-
-    Keyword arguments are passed on to numba.njit.
-    """
+    """Compile a function with numba.njit(**options), and cache the result on disk if possible."""
     if function is None:
         return functools.partial(compiled, **options)
     config: Any = numba.config
@@ -34,9 +31,7 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return a writable folder that caches the compiled loops of this version of the code, or "" if no folder is writable.
-
-    Cache folders of other versions of the code are deleted.
+    """Return a folder for the compiled loops of this version of the code, or "" if none is writable. Delete old folders.
 
     The name of the folder is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """
@@ -57,10 +52,7 @@ def cache_folder() -> str:
 
 @numba.njit(nogil=True, inline="always")
 def add_rows(sums, source, starts, factors, count):
-    """Add `count` rows of `source` to `sums`, four at a time: for all n and j, add factors[n] * source[starts[n] + j] to sums[j].
-
-    All arrays are float32, except `starts`, which is int64.
-    """
+    """For n < `count` and all j, add factors[n] * source[starts[n] + j] to sums[j]. All arrays except `starts` are float32."""
     size = sums.size
     whole = count - count % 4
     for n in range(0, whole, 4):
@@ -90,7 +82,7 @@ def philox(low, high, c0, c1, c2, c3):
 
 @numba.njit(nogil=True, inline="always")
 def draw(low, high, stream, start, out):
-    """Fill `out` with random words of the stream of a seed, starting with word `start`. `start` and `out.size` are multiples of 4."""
+    """Fill `out` with the random words of a stream from index `start`. `start` and `out.size` are multiples of 4."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)
@@ -102,7 +94,7 @@ def draw(low, high, stream, start, out):
 
 @numba.njit(nogil=True, inline="always")
 def word_at(low, high, stream, index):
-    """Return the random word at an index of the stream of a seed, as uint64."""
+    """Return the random word at an index of a stream, as uint64."""
     block, lane = index >> uint64(2), index & uint64(3)
     a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
     a, c = (b, d) if lane & uint64(1) else (a, c)

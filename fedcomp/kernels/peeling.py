@@ -5,18 +5,16 @@ The position i of an integer q_i is called its key. The sketch adds q_i, with a 
 
     S[r, h_r(i)] += s_r(i)·q_i.
 
-A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key. Peeling then
+A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key, and
 continues with cells that now contain a single key. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers
-all integers if the table has enough cells per key: more than 1.222 with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells,
-peeling stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
+all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling
+stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-Peeling stops early if a few keys share all their cells, or if the table is too small. The integers of the remaining keys are then computed
-by least squares, because the remaining cells usually give more equations than there are unknown integers. The solution, computed by
-conjugate gradients, is rounded to integers, and these integers are subtracted from the table. Peeling and least squares are then repeated
-with the rest of the table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same
-equations are also solved for a test table, which is computed from known random integers. A key counts as determined if the solution for the
-test table gives its random integer, and if its cells in the given table are zero after the subtraction. For undetermined keys, the rounded
-solution is only an estimate.
+The integers of the keys that are left are computed by least squares, because their cells usually give more equations than there are unknown
+integers. The solution, computed by conjugate gradients, is rounded to integers, which are subtracted from the table; this is repeated with
+the rest of the table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same
+equations are also solved for a test table of known random integers. A key counts as determined if the solution for the test table gives its
+random integer, and if its cells in the given table are zero after the subtraction. For other keys, the solution is only an estimate.
 
 The time is O(keys · rows), because fewer steps of conjugate gradients are allowed if there are many keys.
 """
@@ -51,7 +49,7 @@ class Recovered(NamedTuple):
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
-    """Return the cells of the keys `positions`, int64 [k], in a count sketch [rows, columns] with the given seed."""
+    """Return the cells of keys, int64 [k], in a count sketch [rows, columns]."""
     cells = np.empty((positions.size, rows), np.int32)
     negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
@@ -64,7 +62,7 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return the table of a count sketch, int64 [size]. Each cell is the sum of the signed values of its keys, modulo 2⁶⁴."""
+    """Return the table of a count sketch, int64 [size]: in each cell, the sum of the signed values of its keys, modulo 2⁶⁴."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table
@@ -83,10 +81,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Peel keys. Return the integers of all keys, int64 [k], 0 for unpeeled keys, and whether each key was peeled, bool [k].
-
-    Subtract the peeled integers from the table.
-    """
+    """Peel keys, and subtract their integers from the table. Return the integers, int64 [k], and whether each key was peeled."""
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
@@ -95,14 +90,14 @@ def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers of keys by least squares, int64 [k], and whether each is determined by the table, bool [k].
+    """Solve for the integers of keys by least squares, and subtract them from the table.
 
-    Subtract the integers from the table.
+    Return the integers, int64 [k], and whether the table determines each of them, bool [k].
     """
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
-    # The random integers have about the same magnitude as the unknown integers.
+    # The test table has random integers of about the same magnitude as the unknown integers.
     bits = min(56, int(np.abs(rest).max()).bit_length())
     random = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, recovered = _solve(dense, rest), _solve(dense, sums(dense, random))
@@ -121,10 +116,7 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Solve the equations of a table, float64 [size], by least squares, with conjugate gradients (CGLS).
-
-    Return the solution [k] with the smallest norm, or an approximation of this solution if the maximum number of steps is reached.
-    """
+    """Return the least-squares solution [k] with the smallest norm, or an approximation after the maximum number of steps (CGLS)."""
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)
     direction, square = slope.copy(), float(slope @ slope)

@@ -10,7 +10,7 @@ from .loops import compiled
 def peel(cells, negative, table, values, is_peeled):
     """Peel keys, given their cells [k, rows]. Fill `values` [k] and `is_peeled` [k], and subtract the peeled values from the table.
 
-    In each round, peel every key that was the only key in one of its cells at the start of the round.
+    Each round peels every key that is the only key in one of its cells at the start of the round.
     """
     keys, rows = uint64(cells.shape[0]), uint64(cells.shape[1])
     count, mixed = np.zeros(table.size, np.int32), np.zeros(table.size, np.int32)
@@ -19,7 +19,8 @@ def peel(cells, negative, table, values, is_peeled):
             j = uint64(cells[i, r])
             count[j] += 1
             mixed[j] ^= i
-    # `single`: the cells whose number of keys has become one. `peeled`: the keys in the order of peeling.
+    # `mixed`: XOR of the keys in each cell, the key itself if there is only one. `single`: cells whose number of keys has become one.
+    # `peeled`: keys in the order of peeling.
     single, peeled = np.empty(table.size, np.int32), np.empty(keys, np.int32)
     end = 0
     for j in range(table.size):

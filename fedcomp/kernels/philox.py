@@ -2,9 +2,9 @@
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The generator is Philox4x32 with ten rounds.
 
-A block consists of four words. For block j of a seed and a stream, the key of the generator is the seed, and the counter is (low word of j,
-high word of j, stream, 0). Each use of a seed has its own stream. For example, stream 0 rounds values at random, and stream 1 gives
-the random signs that sign codecs send for zeros.
+A block consists of four words. For block j of a stream of a seed, the key of the generator is the seed, and the counter is (low half of j,
+high half of j, stream, 0). Each use of a seed has its own stream. For example, stream 0 rounds values at random, and stream 1 gives the
+random signs that sign codecs send for zeros.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ PIECE = 1 << 12  # number of blocks that are computed at a time, chosen to fit i
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
-    """Return the random words start..start+count-1 for a 64-bit seed and a 32-bit stream, uniformly distributed, as uint32 [count]."""
+    """Return the random words start..start+count-1 of a 32-bit stream of a 64-bit seed, as uint32 [count]."""
     first, last = start // 4, (start + count + 3) // 4  # blocks
     out = np.empty((last - first, 4), np.uint32)
     for block in range(first, last, PIECE):
@@ -27,7 +27,7 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
 
 
 def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Return the random words, uint32 [m], at the given indices ≥ 0, int64 [m], of the stream of a seed."""
+    """Return the random words, uint32 [m], at indices ≥ 0, int64 [m]."""
     out = np.empty(indices.size, np.uint32)
     for start in range(0, indices.size, PIECE):
         piece = indices[start : start + PIECE]
@@ -37,13 +37,10 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 
 
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """Draw `count` of the positions 0..numel-1 without replacement, where 0 ≤ count ≤ numel.
+    """Draw 0 ≤ `count` ≤ numel of the positions 0..numel-1 without replacement. Return them as int64, ascending.
 
-    Return the drawn positions as int64, ascending.
-
-    A seed and a stream determine a sequence of positions. Each position is a 64-bit random integer modulo numel, so it is uniformly
-    distributed up to a bias below numel·2⁻⁶⁴. The sample consists of the first `count` distinct positions of the sequence. If count >
-    numel/2, the positions that are not in the sample are drawn instead.
+    The sample consists of the first `count` distinct positions of a random sequence. Each position is a 64-bit random integer modulo numel,
+    with a bias below numel·2⁻⁶⁴. If count > numel/2, the positions that are left out are drawn instead.
     """
     drawn, start = min(count, numel - count), 0
     marked = np.zeros(numel, np.bool_)
@@ -66,7 +63,7 @@ def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _blocks(
     low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0
 ) -> np.ndarray:
-    """Return the random blocks [m, 4] for a key (low, high) and counters (c0 [m], c1 [m], c2, c3). c0 and c1 are uint64."""
+    """Return the random blocks [m, 4] for a key (low, high) and counters (c0 [m], c1 [m], c2, c3)."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
     for _ in range(ROUNDS):

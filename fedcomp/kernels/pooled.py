@@ -1,7 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
 In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. The loops
-process only these nonzero gradients. A nonzero gradient belongs to one input patch and one convolution kernel.
+process only these outputs, each of which belongs to one input patch and one convolution kernel.
 """
 
 import numpy as np
@@ -11,18 +11,15 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-# Number of examples that a thread processes at a time. Because this number is fixed, the order in which gradients are added does not depend
-# on the number of threads.
+# Number of examples that a thread processes at a time. It is fixed, so that gradients are added in the same order for any number of
+# threads.
 EXAMPLES = 8
-# torch computes these gradients faster if a row of a convolution kernel has fewer than MIN_ROW weights, or if the
-# convolution needs fewer than MIN_WORK multiplications.
+# torch is faster if a row of a convolution kernel has fewer than MIN_ROW weights, or the convolution fewer than MIN_WORK multiplications.
 MIN_ROW, MIN_WORK = 32, 1 << 22
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Return whether `gradients` supports inputs x [b, c, h, w], weights [k, c, i, j] and the size `patch` of pooling patches, and is
-    faster than torch.
-    """
+    """Return whether `gradients` supports x [b, c, h, w], weights [k, c, i, j] and this pooling patch, and is faster than torch."""
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (
@@ -44,8 +41,7 @@ def gradients(
     padding: tuple[int, int],
     inputs: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of the loss with respect to x [b, c, h, w] and `weight` [k, c, i, j], as float32 tensors on the CPU, channels
-    last. If `inputs` is False, return None instead of the gradient with respect to x.
+    """Return the gradients with respect to x [b, c, h, w] (None unless `inputs`) and `weight` [k, c, i, j], float32, channels last.
 
     `slopes` [b, k, oh, ow]: gradients of the pooled maxima, 0 where the ReLU is inactive. `places`, int64 [b, k, oh, ow]: indices of the
     maxima in a flattened channel of the convolution's output. The convolution has stride 1 and dilation 1.

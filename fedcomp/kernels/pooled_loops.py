@@ -1,7 +1,7 @@
 """Loops of kernels/pooled.py, compiled by numba.
 
-`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. `line`: the number of
-elements in one row of the padded inputs, with all channels. `places` and `slopes`: see `gradients` in kernels/pooled.py.
+`offsets`, int64: for each output of the convolution, the start of its input patch in a padded example. `places`, `slopes`: see `gradients`
+in kernels/pooled.py. `line`: number of elements in a row of the padded inputs, with all channels.
 """
 
 import numpy as np
@@ -11,10 +11,7 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, offsets, weights):
-    """Add the gradients with respect to the weights to `weights` [k, i, j·c].
-
-    x [b, h, w·c]: the padded inputs. `slopes` [b, o, k]: the gradients with respect to the outputs at `places`.
-    """
+    """Add the gradients of the weights to `weights` [k, i, j·c]. x [b, h, w·c]: padded inputs. `slopes`, `places`: [b, o, k]."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts = np.empty((kernels, outputs), np.int64)
     factors, counts = np.empty(starts.shape, np.float32), np.empty(kernels, np.int64)
@@ -34,10 +31,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
 
 @compiled(fastmath={"contract"})
 def add_to_inputs(weights, slopes, places, offsets, x):
-    """Add the gradients with respect to the inputs to x [b, h, w·c].
-
-    `weights` [k, i, j·c]: the weights of the convolution. `slopes` [b, o, k]: the gradients with respect to the outputs at `places`.
-    """
+    """Add the gradients of the inputs to x [b, h, w·c]. `weights`: [k, i, j·c]. `slopes`, `places`: [b, o, k]."""
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
     flat, remaining = weights.reshape(-1), np.empty(kernels, np.int64)
@@ -49,7 +43,7 @@ def add_to_inputs(weights, slopes, places, offsets, x):
             for k in range(kernels):
                 remaining[n_remaining] = k
                 n_remaining += slopes[b, o, k] != 0
-            while n_remaining:  # process together all kernels whose maxima are at the same place
+            while n_remaining:  # kernels whose maxima are at the same place are processed together
                 place, count, others = places[b, o, remaining[0]], 0, 0
                 for n in range(n_remaining):
                     k = remaining[n]

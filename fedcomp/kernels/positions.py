@@ -1,21 +1,18 @@
-"""Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms; the encoder
-chooses the form with the shortest code.
+"""Encoding of strictly increasing positions, such as the indices of a sparse vector, in one of several formats, called forms:
 
-    Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. The code of form 0 is a bitmap that ends at the last position.
-    Form 41: the Rice code of blocks of positions; each block has its own parameter.
-    Forms 42..62: the Rice code of the complement (all other coordinates) with parameter form − 42. An empty complement has an empty code.
-    Form 63: the Rice code of blocks of the complement; each block has its own parameter.
+    Forms 0..40: a Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap that ends at the last position.
+    Form 41: a Rice code in blocks, each of which has its own parameter.
+    Forms 42..62: a Rice code of the complement (all other coordinates) with parameter form − 42. An empty complement has an empty code.
+    Form 63: a Rice code of the complement in blocks.
 
-Blocks have different Rice parameters, because the density can change along the vector. A block has a fixed number of positions, not a fixed
-range of coordinates, so dense ranges of the vector have more blocks. A code in blocks (docs/reference/frame-format.md) has a block size
-exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, and the last block may have fewer. The unit u is 4
-for fewer than 4096 positions, and 16 otherwise. Each block has an offset, a number of w bits, which selects its Rice parameter.
+Blocks are useful if the density changes along the vector. A code in blocks (docs/reference/frame-format.md) has a block size exponent s
+from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, and the last block may have fewer. The unit u is 4 for fewer
+than 4096 positions, and 16 otherwise. Each block has an offset, a number of w bits, which selects its Rice parameter.
 
-The form is sent separately. If several codes have the same length, the encoder chooses the code with the smallest form. If the forms are
-also equal, it chooses the smallest s, then the smallest w, and then the smallest offsets. For 32 or more positions, blocks are used if they
-shorten the code by more than 1/64 of its bytes. Blocks are not used for smaller savings, because codes without blocks are decoded faster.
-The encoder tries the complement if it is smaller than the set of positions. The decoder, `unpack`, accepts every form, not only the
-shortest.
+The encoder chooses the form with the shortest code, and sends it separately. Among codes of the same length, it prefers the smallest form,
+then the smallest s, the smallest w and the smallest offsets. Because codes without blocks are decoded faster, blocks are used only for 32
+or more positions, and only if they shorten the code by more than 1/64 of its bytes. The complement is tried if it is smaller than the set
+of positions. The decoder accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -29,23 +26,17 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-# BLOCKS: the form of a Rice code in blocks. COMPLEMENT: the first form that encodes the complement (all other coordinates).
-BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
-COMPLEMENT_BLOCKED = 63  # the form of a Rice code of the complement in blocks
-MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
-LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
-# Number u of positions in the smallest possible block: 4 for fewer than LARGE_COUNT positions, and 16 otherwise.
-UNITS = 4, 16
+# BLOCKS: form of a Rice code in blocks. COMPLEMENT: first form that encodes the complement. COMPLEMENT_BLOCKED: its form in blocks.
+BLOCKS, COMPLEMENT, COMPLEMENT_BLOCKED = WIDEST + 1, WIDEST + 2, 63
+MIN_BLOCKED_COUNT = 32  # blocks are tried for at least this many positions
+LARGE_COUNT, UNITS = 4096, (4, 16)  # the unit u for fewer than LARGE_COUNT positions, and otherwise
 SIZES, WIDTHS = 8, (2, 3, 4)  # number of block size exponents s, and the offset widths w
 COLUMNS = 1 << WIDTHS[-1]  # number of Rice parameters that are tried for a block
-GAIN = 6  # blocks are used if they shorten the code by more than 2^−GAIN of its bytes
+GAIN = 6  # blocks must shorten the code by more than 2^−GAIN of its bytes
 
 
 class Blocks(NamedTuple):
-    """The blocks of m rows. A row holds the positions of one vector, and the blocks are sorted by row.
-
-    Each field is an int64 array with one entry per block.
-    """
+    """The blocks of m rows, sorted by row. A row contains the positions of one vector. Fields are int64, with one entry per block."""
 
     row: np.ndarray
     number: np.ndarray  # index of the block within its row
@@ -62,14 +53,11 @@ def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, numel: int
 ) -> tuple[list[int], list[bytes]]:
-    """Encode m rows of positions, one row per vector.
-
-    Return the form of each row and the code of each row. `counts` [m]: number of positions in each row.
-    """
+    """Encode m rows of `counts` [m] positions, one row per vector. Return the form and the code of each row."""
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
-    # The form and code of a row that contains all coordinates. All other rows get their own form and code below.
+    # The form and code of a full row. All other rows get their own below.
     packed = [(COMPLEMENT, b"")] * len(counts)
     partial = [i for i, row in enumerate(rows) if row.size < numel]
     codes = _pack_list([rows[i] for i in partial], numel, WIDEST)
@@ -98,7 +86,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: Sequence[int], forms: Sequence[int], numel: int
 ) -> list[np.ndarray | FrameError]:
-    """Decode m codes into positions. For an invalid code, the list contains a FrameError."""
+    """Decode m codes into positions, or into a FrameError for an invalid code."""
     if len(codes) == 1 and forms[0] <= WIDEST:
         try:
             return [rice.unpack(codes[0], counts[0], forms[0], numel)]
@@ -127,7 +115,7 @@ def unpack_rows(
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
-    """For each row of positions, return the form and the shortest Rice code of the row itself (not of its complement)."""
+    """Return the form and the code of each row, without trying its complement."""
     if not rows:
         return []
     counts = np.array([row.size for row in rows])
@@ -144,7 +132,7 @@ def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
 def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
-    """Do the same as `pack_rows`, but do not try complements, and use Rice parameters of at most `widest`."""
+    """Do the same as `pack_rows`, but with Rice parameters of at most `widest` and without complements."""
     (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(width)
     if blocked.size:
@@ -153,7 +141,7 @@ def _pack(
         values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
         sent = widths > 0
         head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
-        # `lead`: for each row that is divided into blocks, the first byte of its code, and then the offset of each block.
+        # For each row in blocks: the first byte of its code, and the offset of each block.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         pairs = zip(head, (cut.row, widths, values), strict=True)
         lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
@@ -163,7 +151,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return whether the length and the first byte of each code are possible for its form and number of positions, as bool [m]."""
+    """Return whether the length and the first byte of each code suit its form and number of positions, as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -201,7 +189,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return the blocks of all rows, given the block size exponents (`size`) and offset widths. An undivided row is one block."""
+    """Return the blocks of all rows, given their block size exponents and offset widths. An undivided row (width 0) is one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -220,20 +208,16 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the smallest Rice parameter that an offset of `width` bits can select: the parameter for offset 0.
-
-    `b`: the parameter for uniformly distributed positions (b* in rice.py).
-    """
+    """Return the Rice parameter of offset 0 with `width` bits. `b`: parameter for uniformly distributed positions (b* in rice.py)."""
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the shortest code of each row.
+    """Return the form, block size exponent and offset width (0 = no blocks) of the shortest code of each row.
 
-    Return the form, block size exponent and offset width (0 = no blocks) of each row. The last array has the Rice parameter of each
-    position.
+    The last array has the Rice parameter of each position.
     """
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
@@ -242,12 +226,13 @@ def _plan(
     size, width = np.zeros((2, counts.size), np.int64)
     each = form.repeat(counts)
     if tried.any():
-        rest, b, unit = rice.rests(positions, counts), rice.parameters(counts, numel), _unit(counts)
-        lengths = (rice.sums((rest >> each) + 1 + each, counts) + 7) // 8
+        skips = rice.skip_lengths(positions, counts)
+        b, unit = rice.parameters(counts, numel), _unit(counts)
+        lengths = (rice.sums((skips >> each) + 1 + each, counts) + 7) // 8
         for group in sorted(set(zip(b[tried].tolist(), unit[tried].tolist()))):
             rows = tried & (b == group[0]) & (unit == group[1])
             inside = rows.repeat(counts)
-            own = rest[inside], counts[rows], each[inside], lengths[rows]
+            own = skips[inside], counts[rows], each[inside], lengths[rows]
             size[rows], width[rows], each[inside] = _blocks(*own, *group)
     return np.where(width > 0, BLOCKS, form), size, width, each
 
@@ -255,11 +240,11 @@ def _plan(
 def _plan_rows(
     compiled: ModuleType, positions: np.ndarray, counts: np.ndarray, numel: int, widest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Implement `_plan` row by row, with compiled loops."""
-    b, rest = rice.parameters(counts, numel), rice.rests(positions, counts)
-    each, (low, high) = np.empty_like(rest), rice.near(b, widest)
+    """Do the same as `_plan`, row by row, with compiled loops."""
+    b, skips = rice.parameters(counts, numel), rice.skip_lengths(positions, counts)
+    each, (low, high) = np.empty_like(skips), rice.search_range(b, widest)
     form, (size, width) = low.copy(), np.zeros((2, counts.size), np.int64)
-    runs = zip(split_runs(rest, counts), split_runs(each, counts), strict=True)
+    runs = zip(split_runs(skips, counts), split_runs(each, counts), strict=True)
     for i, (row, own) in enumerate(runs):
         if row.size:
             form[i] = own[:] = compiled.best_parameter(row, low[i], high[i])
@@ -270,17 +255,16 @@ def _plan_rows(
 
 
 def _blocks(
-    rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
+    skips: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the block size exponent and the offset width of each row, and the Rice parameter of each position.
 
-    If blocks save too little in a row, its exponent and its width are 0, and its Rice parameters are copied from `each`. `limit` [m]: for
-    each row, the size in bytes of the code without blocks.
+    If blocks save too little in a row, they are 0, and those in `each`. `limit` [m]: sizes in bytes of the codes without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
     bits_of = [
-        np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
+        np.add.reduceat(skips >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
     table = np.stack(bits_of)  # code length in bits for each parameter and each block
@@ -308,6 +292,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of `table` for the Rice parameters that an offset of `width` bits can select."""
+    """Return the rows of `table` for the Rice parameters that offsets of `width` bits select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

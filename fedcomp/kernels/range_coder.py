@@ -3,19 +3,19 @@
 Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding", 2013
 (arXiv:1311.2540). Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
-Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B, and at least 1 for every symbol that occurs. Let F_s be
-the sum of the frequencies of all symbols smaller than s. Each chunk of symbols has one or several coder states, called lanes. Symbol i uses
-the lane i mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two
+Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B and that of every symbol that occurs is at least 1. Let
+F_s be the sum of the frequencies of all symbols smaller than s. Each chunk of symbols has one or several coder states, called lanes. Symbol
+i uses the lane i mod (number of lanes). Encoding goes from the last symbol to the first. All states start at 2²¹, and each symbol takes two
 steps:
 
     If state ≥ f_s·2^(53−B), append the low 32 bits of the state to the code as a word, and shift the state right by 32.
     Replace the state by state // f_s · 2^B + F_s + state mod f_s.
 
-Decoding inverts these steps, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
+Decoding inverts these steps, from the first symbol to the last. In the end, all states are 2²¹ and all words have been read. The code
 contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
-The frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads.
-Existing rANS libraries, such as constriction, are not used, because they have floating-point tables or no stable format.
+All computations are exact, so the bytes are the same on every machine and for any number of threads. Existing rANS libraries, such as
+constriction, are not used, because they have floating-point tables or no stable format.
 """
 
 import struct
@@ -26,14 +26,14 @@ from ..errors import FrameError
 from . import rice
 from .parallel import starmap
 
-LARGEST = 4096  # largest number of possible symbols
-MAX_BITS = 20  # largest B
+LARGEST = 4096  # maximum number of possible symbols
+MAX_BITS = 20  # maximum of B
 CHUNK = 1 << 22  # number of symbols in a chunk
 LANES, MIN_LANE_SYMBOLS = 8, 1 << 14  # a chunk has LANES lanes, or one lane if it has fewer symbols
 # FLOOR: the smallest coder state. WORD: number of bits of a word. Coder states are below FLOOR · 2^WORD = 2⁵³.
 FLOOR, WORD = 1 << 21, 32
 STATE = 7  # number of bytes of an encoded coder state
-# LISTED: flag in the head: the symbols that occur are listed. SIZE: type of words and of chunk lengths.
+# LISTED: flag in the head that the symbols that occur are listed. SIZE: type of words and of chunk lengths.
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
@@ -103,10 +103,9 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Parse the head of entropy-coded symbols.
+    """Return the frequencies [size], the exponent B of their sum, and the number of bytes of the head.
 
-    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must check that the frequencies match the
-    symbols.
+    The caller must check that the frequencies match the symbols.
     """
     _expect(len(data) >= HEAD.size, "the entropy-coded values end too early")
     bits, used = HEAD.unpack_from(data)
@@ -141,7 +140,7 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Encode positions as a Rice code, with its Rice parameter and its length in front."""
+    """Return a Rice code, preceded by its parameter and its length."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
@@ -164,10 +163,9 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of all bits of some numbers, except the leading bit of each number.
+    """Return the index of its number and its position (0 = lowest) for every bit of some numbers, except the leading bits.
 
-    `lengths`: the number of bits of each number. Return two arrays with one entry per bit: the index of the number that contains the bit,
-    and the position of the bit in this number, where 0 is the lowest bit.
+    `lengths`: number of bits of each number.
     """
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
@@ -175,17 +173,14 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(total: int, present: int) -> int:
-    """Return the exponent B of the sum of frequencies, 2^B.
-
-    The sum is large enough for a frequency of at least 1 for each symbol that occurs. Tables of 2^B entries still fit in the cache.
-    """
+    """Return B: large enough for a frequency ≥ 1 of each symbol that occurs, and so small that tables of 2^B entries fit in the cache."""
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Scale counts to integers with the sum 2^B. The integer of a nonzero count is at least 1.
+    """Scale counts to integers with the sum 2^B, at least 1 for a nonzero count.
 
-    The integers with the largest remainders are rounded up. If remainders are equal, smaller symbols come first.
+    The integers with the largest remainders are rounded up, those of smaller symbols first.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)
@@ -209,7 +204,7 @@ def _lanes(count: int) -> int:
 
 
 def _counts(parts: list[np.ndarray], size: int) -> np.ndarray:
-    """Return how often each symbol occurs. Raises ValueError if a symbol is not below `size`."""
+    """Return the count of each symbol. Raises ValueError if a symbol is not below `size`."""
     each = [np.bincount(part, minlength=size) for part in parts]
     if max(counts.size for counts in each) > size:
         raise ValueError(f"a symbol is not below the size {size} of its alphabet")

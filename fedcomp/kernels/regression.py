@@ -1,4 +1,4 @@
-"""SGD for softmax regression: trains the models of many clients at the same time. Each client is processed by one thread.
+"""SGD for softmax regression, for many clients at the same time. Each client is processed by one thread.
 
 A step with learning rate η on a batch B of examples (x_j, y_j) computes, with sums over B:
 
@@ -6,8 +6,8 @@ A step with learning rate η on a batch B of examples (x_j, y_j) computes, with 
     W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;
     b ← b − η/|B| Σ_j (p_j − onehot(y_j)).
 
-A step reads the examples in place, without copying a batch or storing a gradient. Threads synchronize only after the last step. The result
-of a client does not depend on other clients or on the number of threads.
+A step reads the examples in place, without copying a batch or storing a gradient. Threads synchronize only after the last step. Results do
+not depend on the other clients or on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ MIN_WORK = 100_000
 
 
 def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
-    """Return whether the function `descend` supports these inputs [N, width] and targets [N], and is faster than torch.
+    """Return whether `descend` supports these inputs [N, width] and targets [N], and is faster than torch.
 
-    `examples`: number of examples in a batch. `outputs`: the number of classes.
+    `outputs`: number of classes. `examples`: number of examples in a batch.
     """
     return (
         inputs.device.type == "cpu"
@@ -54,14 +54,12 @@ def descend(
     sizes: Sequence[int],
     lr: float,
 ) -> Tensor:
-    """Run s steps of SGD on the mean cross-entropy for each of m clients, in place.
-
-    Return the loss of each client before each step, [m, s].
+    """Run s steps of SGD on the mean cross-entropy for each of m clients, in place. Return the losses before each step, [m, s].
 
     `stack` [m, n], contiguous: one client per row. In each row, the weights [outputs, i] start at column `weights`, and the biases at
     column `biases`. `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N]. `sizes` [s]: the
-    number of examples in the batch of each step. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for
-    positions out of range.
+    number of examples in the batch of each step. Targets must be in 0..outputs−1, which is not checked. Raises IndexError for positions out
+    of range.
     """
     from .regression_loops import descend_each
 

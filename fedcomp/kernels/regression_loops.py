@@ -8,7 +8,7 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract", "nsz", "reassoc"})  # with these flags, numba can vectorize sums
 def multiply(source, starts, weights, out):
-    """Set out[j, o] to the dot product of weights[o] and the row that starts at source[starts[j]]. Four rows are processed at a time."""
+    """Set out[j, o] to the dot product of weights[o] and the row that starts at source[starts[j]]."""
     (outputs, width), last = weights.shape, starts.size - 1
     for j0 in range(0, starts.size, 4):
         j1, j2, j3 = min(j0 + 1, last), min(j0 + 2, last), min(j0 + 3, last)
@@ -60,7 +60,7 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
 def descend_each(inputs, targets, positions, sizes, lr, stack, weights, biases, outputs, losses):
     """Run `descend` for each of m clients: positions [m, Σ sizes], losses [m, s], stack [m, n].
 
-    `weights`, `biases`: the columns of `stack` at which the weights and the biases start. `biases` is -1 if there are no biases.
+    `weights`, `biases`: columns of `stack` at which the weights and the biases (-1 = none) start.
     """
     width = inputs.shape[1]
     for client in range(stack.shape[0]):

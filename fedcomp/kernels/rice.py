@@ -6,17 +6,16 @@ Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where
     Low stream: for each i, the b low bits of g_i − 1, the most significant first.
     Padding: zero bits up to a whole byte.
 
-The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. The number of
-positions, the parameter b and the size of the vector are sent separately. The functions `pack_rows` and `unpack_rows` allow a different
-parameter for each position.
+Bits are packed from the most significant bit of the first byte. The number of positions, the parameter b and the size of the vector are
+sent separately. The functions `pack_rows` and `unpack_rows` allow a different parameter for each position.
 
 The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. Let p = count/numel and φ = (√5 + 1)/2.
-The parameter b* is the largest b ≥ 1 with (1 − p)^(2^(b−1)) ≥ φ − 1, or 0 if there is no such b. The parameter b* is computed in integers,
-so that it is the same on every machine.
+Then b* is the largest b ≥ 1 with (1 − p)^(2^(b−1)) ≥ φ − 1, or 0 if there is none. It is computed in integers, so that it is the same on
+every machine.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import isqrt
 from types import ModuleType
 from typing import NamedTuple
@@ -28,13 +27,13 @@ from ..errors import FrameError
 WIDEST = 40  # largest parameter b; small enough that no position in a damaged code reaches 2^63
 SPARE = 8  # number of zero bytes after the last code, needed because eight bytes are read at a time
 AFTER = bytes(SPARE)
-MANY = 1_000  # importing the compiled loops saves time if there are at least this many positions
+MANY = 1_000  # compiled loops save time, despite their import, for at least this many positions
 _FRACTION = 128  # number of fractional bits of fixed-point numbers
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers that are written before the code of a row. Each field is an int64 array with one entry per number; widths are ≤ 40 bits."""
+    """Numbers of at most 40 bits that are written before the codes of rows. Fields are int64, with one entry per number."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -43,7 +42,7 @@ class Fields(NamedTuple):
 
 @lru_cache(4096)
 def parameter(count: int, numel: int) -> int:
-    """Return the optimal parameter b* for `count` uniformly distributed positions of a vector [numel], or 0 if `count` is 0."""
+    """Return the optimal parameter b*, or 0 if `count` is 0."""
     if count == 0:
         return 0
     power, b = ((numel - count) << _FRACTION) // numel, 0
@@ -53,38 +52,40 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """Return the optimal parameter b* for each number of positions in `counts` [m], as int64 [m]."""
+    """Return the optimal parameters b* for `counts` [m], as int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code. In case of a tie, return the smallest parameter."""
+    """Return the smallest parameter from b* − 2 to b* + 2 that gives the shortest code."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """Return the best parameter of at most `widest` for each of m rows, as int64 [m]. `counts` [m]: number of positions in each row."""
-    rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
+    """Return the best parameters, at most `widest`, of m rows of `counts` [m] positions, as int64 [m]."""
+    skips, (low, high) = (
+        skip_lengths(positions, counts),
+        search_range(parameters(counts, numel), widest),
+    )
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # If b increases by one, each position gets one more low bit and half as many zero bits (rounded down) in the unary stream. The code
-        # length is convex in b.
-        saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
+        # With b + 1, each position has one more low bit and half as many zero bits, rounded down. The code length is convex in b.
+        saved = np.add.reduceat((skips >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
 
 
-def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest Rice parameter to try. `b`: the optimal parameter for uniformly distributed positions."""
+def search_range(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest parameter to try. `b`: the optimal parameters b*."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
 def bits(positions: np.ndarray, b: int) -> int:
-    """Return the length in bits of the Rice code of positions, without padding."""
+    """Return the length in bits of a Rice code, without padding."""
     return int(((np.diff(positions, prepend=-1) - 1) >> b).sum()) + positions.size * (b + 1)
 
 
@@ -96,12 +97,12 @@ def pack(positions: np.ndarray, b: int) -> bytes:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """Return a Rice code for each of m rows. `counts` [m]: number of positions in each row. `each`: Rice parameter of each position.
+    """Return the Rice codes of m rows of `counts` [m] positions. `each`: parameter of each position.
 
     The numbers in `lead` are written before the code of their row.
     """
-    rest = rests(positions, counts)
-    unary = (rest >> each) + 1
+    skips = skip_lengths(positions, counts)
+    unary = (skips >> each) + 1
     units, lows = sums(unary, counts), sums(each, counts)
     leads = 0 if lead is None else np.bincount(lead.rows, lead.widths, counts.size).astype(np.int64)
     sizes = (leads + units + lows + 7) // 8
@@ -111,7 +112,7 @@ def pack_rows(
         data = np.zeros(sizes.sum(), np.uint8)
         fields = Fields(*np.zeros((3, 0), np.int64)) if lead is None else lead
         numbers = np.bincount(fields.rows, minlength=counts.size)
-        compiled.pack(rest, each, counts, starts, numbers, fields.widths, fields.values, data)
+        compiled.pack(skips, each, counts, starts, numbers, fields.widths, fields.values, data)
     else:
         stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
         if lead is not None:
@@ -120,7 +121,7 @@ def pack_rows(
         starts = starts + leads
         stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
         at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
-        _put(stream, each, rest, at)
+        _put(stream, each, skips, at)
         data = np.packbits(stream)
     return [
         data[stop - size : stop].tobytes() for size, stop in zip(sizes.tolist(), edges.tolist())
@@ -165,14 +166,10 @@ def unpack_rows(
     lengths: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode m codes, one for each row of positions.
+    """Decode m codes. Return the positions of all rows, concatenated, and whether each code is valid, bool [m].
 
-    Return the positions of all rows, concatenated, and whether each code is valid, bool [m]. The positions of an invalid code are
-    undefined.
-
-    `raw`: the bytes that `padded` returns. Code i consists of the bits starts[i]..ends[i]−1 and contains counts[i] ≥ 1 positions. A row is
-    divided into blocks, and all positions of a block have the same parameter b. `parameters` and `lengths`: the parameter and the number of
-    positions of every block.
+    The positions of an invalid code are undefined. `raw`: result of `padded`. Code i consists of the bits starts[i]..ends[i]−1 and contains
+    counts[i] ≥ 1 positions. A row consists of blocks. `parameters`, `lengths`: parameter and number of positions of each block.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -191,9 +188,9 @@ def unpack_rows(
     at = each.cumsum() - each + (heads - lows.cumsum() + lows).repeat(counts)
     before = np.append(-1, stops[:-1])
     before[runs] = starts - 1
-    rest = (stops - before - 1 << each) + read_bits(raw, each, np.minimum(at, ends[-1]))
-    positions = (rest + 1).cumsum()
-    positions -= (positions[runs] - rest[runs]).repeat(counts)
+    skips = (stops - before - 1 << each) + read_bits(raw, each, np.minimum(at, ends[-1]))
+    positions = (skips + 1).cumsum()
+    positions -= (positions[runs] - skips[runs]).repeat(counts)
     spare = ends - heads - lows
     padding = raw[ends // 8 - 1] & (1 << np.clip(spare, 0, 8)) - 1
     rising = np.minimum.reduceat(stops - before, runs) > 0
@@ -203,27 +200,26 @@ def unpack_rows(
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
-    """Concatenate all codes, append SPARE zero bytes, and return the result as uint8."""
+    """Concatenate codes and SPARE zero bytes, as uint8."""
     return np.frombuffer(b"".join((*codes, AFTER)), np.uint8)
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Read int64 numbers from `raw`, a result of `padded`. Number i has widths[i] ≤ 40 bits and starts at bit at[i]."""
-    # Entry i of `words` contains eight bytes, starting with byte i.
-    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))
+    """Read int64 numbers from a result of `padded`. Number i has widths[i] ≤ 40 bits and starts at bit at[i]."""
+    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))  # words[i] starts at byte i
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
-def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return g_i − 1, the gap minus one, for all positions of m rows. `counts` [m]: number of positions in each row."""
-    rest = np.diff(positions, prepend=-1) - 1
+def skip_lengths(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return g_i − 1, the number of coordinates that are skipped before each position, for m rows of `counts` [m] positions."""
+    skips = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
-    rest[first] = positions[first]
-    return rest
+    skips[first] = positions[first]
+    return skips
 
 
 def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the sum of each of m runs of consecutive values, as int64 [m]. `counts` [m]: lengths of the runs."""
+    """Return the sums of m runs of consecutive values of lengths `counts` [m], as int64 [m]."""
     filled, total = counts > 0, np.zeros(counts.size, np.int64)
     if filled.any():
         total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
@@ -231,19 +227,16 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops, or None if `count` positions are encoded faster without importing the loops."""
-    return _loops() if count >= MANY else None
-
-
-@cache
-def _loops() -> ModuleType:
+    """Return the compiled loops, or None if `count` positions are encoded faster without them."""
+    if count < MANY:
+        return None
     from . import rice_loops
 
     return rice_loops
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the lowest `widths` bits of each value to a stream with one element per bit, starting at the indices `at`."""
+    """Write the lowest `widths` bits of each value to the indices `at` of a stream with one element per bit."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

@@ -22,7 +22,7 @@ def leading_zeros(_, word):
 def _word(raw, at):
     """Return eight bytes, starting with the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # this loop is compiled to one load and one byte swap
+    for i in range(8):  # compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
@@ -35,7 +35,7 @@ def _bits(raw, at, width):
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """Read unary numbers, starting at bit `start`: for each 1 bit, write the number of 0 bits before it to `high`.
+    """For each 1 bit from `start` on, write the number of 0 bits before it to `high`.
 
     Return the index of the bit after the last 1 bit, or end + 1 if there are too few 1 bits.
     """
@@ -59,11 +59,9 @@ def _unary(raw, start, end, high):
 
 @compiled
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
-    """Decode the Rice codes of all rows.
+    """Decode the Rice codes of all rows to `positions`. Set good[r] to whether row r is valid: strictly increasing and below numel.
 
-    Write the positions of all rows to `positions`. Set good[r] to whether row r is valid. No byte outside of `raw` is read.
-
-    The positions of a valid row are strictly increasing and below numel.
+    No byte outside of `raw` is read.
     """
     first, block = 0, 0
     for r in range(starts.size):
@@ -81,7 +79,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
         last, i = int64(-1), uint64(0)
         for j in range(blocks, block):
             b = parameters[j]
-            # More than `most` zero bits are invalid, and could cause an overflow.
+            # More zero bits are invalid, and could cause an overflow.
             most = (numel >> b) + 1
             for _ in range(lengths[j]):
                 last = min(last + (min(row[i], most) << b) + _bits(raw, at, b) + 1, numel)
@@ -93,7 +91,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of `value` to `out` at bit `at`. These bits of `out` must be zero. Return the index of the next bit."""
+    """Write the lowest `width` bits of `value` to `out` (zeros) at bit `at`. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -105,11 +103,10 @@ def _put(out, at, width, value):
 
 
 @compiled
-def pack(rest, each, counts, starts, fields, widths, values, out):
+def pack(skips, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r], with fields[r] numbers, and continues with its code. `values` contains these numbers for all rows, and
-    `widths` the number of bits of each number.
+    Row r starts at bit starts[r] with fields[r] numbers, followed by its code. `values`, `widths`: these numbers, and their sizes in bits.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -118,43 +115,43 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
             at = _put(out, at, widths[f], values[f])
             f += 1
         for j in range(i, stop):
-            at += rest[j] >> each[j]
+            at += skips[j] >> each[j]
             out[at >> 3] |= np.uint8(128 >> (at & 7))
             at += 1
         for j in range(i, stop):
-            at = _put(out, at, each[j], rest[j])
+            at = _put(out, at, each[j], skips[j])
         i = stop
 
 
 @compiled
-def best_parameter(rest, low, high):
-    """Return the parameter from `low` to `high` that gives the shortest code of a row. In case of a tie, return the smallest parameter."""
+def best_parameter(skips, low, high):
+    """Return the smallest parameter from `low` to `high` that gives the shortest code of a row."""
     for b in range(low, high):  # the code length is convex in the parameter b
         saved = 0
-        for i in range(rest.size):
-            saved += ((rest[i] >> b) + 1) >> 1
-        if saved <= rest.size:
+        for i in range(skips.size):
+            saved += ((skips[i] >> b) + 1) >> 1
+        if saved <= skips.size:
             return b
     return high
 
 
 @compiled
-def best_blocks(rest, each, begins, unit, sizes, gain):
+def best_blocks(skips, each, begins, unit, sizes, gain):
     """Find the shortest code in blocks for a row (see positions.py), and write the Rice parameter of each position to `each`.
 
     Return the block size exponent and the offset width. If blocks save too little (at most the fraction 2^-gain of the bytes), return 0, 0
-    and leave `each` unchanged. `begins`: the lowest possible Rice parameter of a block for each offset width, starting with width 2.
-    `sizes`: number of block size exponents to try.
+    and leave `each` unchanged. `begins`: Rice parameter of offset 0 for each offset width, starting with width 2. `sizes`: number of block
+    size exponents to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
-    n_blocks = (rest.size + unit - 1) // unit
+    n_blocks = (skips.size + unit - 1) // unit
     # code length in bits for each block and each parameter
     table, bits = np.zeros((n_blocks, columns), np.int64), 0
-    for i in range(rest.size):
-        bits += (rest[i] >> each[i]) + 1 + each[i]
+    for i in range(skips.size):
+        bits += (skips[i] >> each[i]) + 1 + each[i]
         own = table[i // unit]
         for p in range(columns):
-            own[p] += (rest[i] >> (first + p)) + first + p + 1
+            own[p] += (skips[i] >> (first + p)) + first + p + 1
     limit = (bits + 7) // 8
     shortest, chosen_s, chosen_w = limit - (limit >> gain), 0, 0
     merged, n = table.copy(), n_blocks

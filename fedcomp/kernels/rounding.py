@@ -1,9 +1,9 @@
 """Rounding of vectors to multiples of a unit, to powers of two or to given levels, and histograms of vectors.
 
-Stochastic rounding of a number a + t·(b − a) between two neighbours a < b gives b with probability t, and a otherwise. The seed and the
-coordinate determine a random word of 32 bits (kernels/philox.py), and b is chosen if t + word·2⁻³² ≥ 1. `to_multiples` and `to_levels`
-compute t in float64 and round it to 32 fractional bits. In `to_powers`, t is the mantissa of a float32, which has 23 bits, so only the
-upper 23 bits of the word are used. After t is known, all arithmetic is in integers. Vectors can be on any device; results are numpy arrays.
+Stochastic rounding of a number a + t·(b − a) between two neighbors a < b gives b with probability t, and a otherwise. The seed and the
+index of a coordinate determine a random word of 32 bits (kernels/philox.py), and b is chosen if t + word·2⁻³² ≥ 1. `to_multiples` and
+`to_levels` round t to 32 fractional bits. In `to_powers`, t is the mantissa of a float32, so only the upper 23 bits of the word are used.
+Vectors can be on any device; results are numpy arrays.
 """
 
 import math
@@ -23,10 +23,7 @@ MAX_SHIFT = 23  # 2^MAX_SHIFT times any positive subnormal float32 is a normal n
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
-    """Clip |x| to `limit`, divide x by `unit`, and round stochastically to integers [n], int8 or int16.
-
-    The arguments must satisfy unit > 0 and limit/unit ≤ 32767.
-    """
+    """Clip |x| to `limit`, divide x by `unit` > 0, and round stochastically to integers [n], int8 or int16. limit/unit ≤ 32767."""
     small = math.ceil(limit / unit) <= 127
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
     _fill(levels, x, "multiples", ONE / unit, limit, seed=seed)
@@ -34,11 +31,9 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Round |x| stochastically to powers of two.
+    """Round |x| stochastically to powers of two or 0. Return codes [n], uint8: c > 0 for 2^(c − 127 − shift), and 0 for 0.
 
-    Return codes [n], uint8. A code c > 0 stands for 2^(c − 127 − shift), and the code 0 for 0.
-
-    `shift` must be at most max_shift(largest(x)). Magnitudes below the smallest power are rounded to the smallest power or to 0.
+    `shift` must be at most max_shift(largest(x)).
     """
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
@@ -46,7 +41,7 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the power of two for each code, negative if its sign bit is 1: float32 [n]. A code for 2^128 gives the largest float32.
+    """Return the power of two for each code, float32 [n], negative if its bit in `bits` is 1. 2^128 becomes the largest float32.
 
     Raises FrameError if a zero has a negative sign.
     """
@@ -60,18 +55,18 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Round each value of x to the nearest level or, if not `nearest`, stochastically. Return the indices of the levels: uint8 [n].
+    """Round each value of x to the nearest level or, if not `nearest`, stochastically. Return the indices of the levels, uint8 [n].
 
-    `levels`: at most 256 levels, float32, ascending. Values outside of the range of the levels are rounded to the first or the last level.
+    `levels`: at most 256, float32, ascending. Values outside of their range are rounded to the first or the last level.
     """
     exact_levels = levels.astype(np.float64)
-    # The edges divide the numbers into cells: a value is in cell i if exactly i edges are less than or equal to the value. With `nearest`,
-    # a value in cell i is rounded to level i. Otherwise, it is rounded to level i or i + 1.
+    # A value is in cell i if exactly i edges are less than or equal to it. It is rounded to level i, or to level i or i + 1 if not
+    # `nearest`.
     exact_edges = (exact_levels[1:] + exact_levels[:-1]) / 2 if nearest else exact_levels[1:-1]
-    # The edges are rounded up to float32, so that each float32 value is in the same cell as with the exact edges.
+    # Edges are rounded up to float32, so that each float32 value stays in its cell.
     edges = exact_edges.astype(np.float32)
     edges = np.where(edges < exact_edges, np.nextafter(edges, np.float32(np.inf)), edges)
-    # The probability of rounding up increases linearly within each cell. The slopes are in fixed point.
+    # In each cell, the probability of rounding up increases linearly. The slopes are in fixed point.
     slopes = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(exact_levels), 0.0)
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "levels", edges, exact_levels, slopes, seed=seed)
@@ -84,10 +79,9 @@ def max_shift(largest: float) -> int:
 
 
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return a histogram of x: the mean of each nonempty bin (float64, ascending), and the number of values in each of these bins (int64).
+    """Return the mean (float64, ascending) and the number of values (int64) of each nonempty bin of a histogram of x.
 
-    There are at most 65537 bins. A bin covers an interval of float32 numbers, whose width is at most 2⁻⁷ of the numbers, except close to 0.
-    Bins are narrower if all values of x are close together.
+    There are at most 65537 bins. The width of a bin is at most 2⁻⁷ of its numbers, except close to 0.
     """
     from . import rounding_loops
 
@@ -135,7 +129,7 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
-    """Fill `out` by calling a compiled loop for each piece of x. `name`: name of the loop in rounding_loops.py."""
+    """Fill `out` with the loop `name` in rounding_loops.py."""
     from . import rounding_loops
 
     loop, x = getattr(rounding_loops, name), x.detach().cpu()
@@ -150,13 +144,13 @@ def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) 
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Return int64 keys that are ordered like the float32 values x: the bits of the magnitude as an integer, with the sign of x."""
+    """Return int64 keys that are ordered like the float32 values x: the bits of |x| as an integer, with the sign of x."""
     bits = x.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & MAGNITUDE), bits)
 
 
 def _values(keys: np.ndarray) -> np.ndarray:
-    """Return the float64 values with the given keys, the inverse of `_keys`. Keys beyond the range of float32 give ±2^128."""
+    """Invert `_keys`, to float64. Keys beyond the range of float32 give ±2^128."""
     sizes = np.abs(keys)
     values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

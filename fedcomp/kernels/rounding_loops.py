@@ -1,7 +1,6 @@
 """Loops of kernels/rounding.py, compiled by numba.
 
-In these loops, x is a part of a vector. `start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the
-seed.
+x is a part of a vector. `start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: 32-bit halves of the seed.
 """
 
 import numpy as np
@@ -36,7 +35,7 @@ def powers(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         for i in range(uint64(min(N_WORDS, x.size - first))):
             bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
-            # If this addition carries out of the mantissa, the exponent increases by one. The code is the exponent.
+            # A carry out of the mantissa increases the exponent, which is the code.
             bits += words[i] >> uint32(32 - MANTISSA_BITS)
             out[uint64(first) + i] = bits >> uint32(MANTISSA_BITS)
 
@@ -62,10 +61,10 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first_bin, bin_bits, table):
-    """Add the values x·factor to a histogram. table[0] counts the values in each bin. table[1] adds up the lowest `bin_bits` bits of their
-    keys.
+    """Add x·factor to a histogram: the number of values in each bin to table[0], and the sum of the lowest `bin_bits` bits of their keys
+    (`rounding._keys`) to table[1].
 
-    `first_bin`: the value of key >> bin_bits for bin 0. Keys: see `rounding._keys`.
+    `first_bin`: the value of key >> bin_bits for bin 0.
     """
     low_bits = (int64(1) << bin_bits) - 1
     for i in range(uint64(x.size)):

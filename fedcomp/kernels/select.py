@@ -1,10 +1,9 @@
-"""Exact selection of coordinates without sorting: the k largest magnitudes, the k largest values of one sign, or all magnitudes above a
-threshold.
+"""Exact selection without sorting: of the k largest magnitudes, the k largest values of one sign, or all magnitudes above a threshold.
 
 Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. Selection compares
-integers, called *keys*, that are computed from the bits of float32 values. For example, the key for a magnitude is the integer that
-consists of all bits but the sign bit; it increases with the magnitude. Among equal magnitudes, those at lower positions are selected first.
-Zeros are never selected, so fewer than k positions can be selected.
+integers, called *keys*, that are computed from the bits of float32 values. For example, all bits but the sign bit are a key that increases
+with the magnitude. Among equal magnitudes, those at lower positions are selected first. Zeros are never selected, so fewer than k positions
+can be selected.
 """
 
 from collections.abc import Sequence
@@ -18,30 +17,25 @@ from .parallel import Rows, map_ranges, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign bit
 SIGN = -0x80000000  # the sign bit of an int32
-MANY = 100_000  # importing the compiled loops saves time if a batch has at least this many elements in total
-# The compiled loops are faster than numpy if each vector has at least this many elements.
-LONG = 1 << 10
-SAMPLE = 1 << 14  # Smallest number of elements in a sample
-# Largest distance between sampled elements. STEP is a prime number, so that all columns of a matrix are sampled.
-STEP = 251
-# For a vector with at least this many elements, a sample is used to exclude small elements.
-SAMPLED = 1 << 17
+# Compiled loops save time, despite their import, if a batch has at least MANY elements in vectors of at least LONG elements.
+MANY, LONG = 100_000, 1 << 10
+SAMPLED = 1 << 17  # in vectors of at least this size, a sample is used to exclude small elements
+SAMPLE = 1 << 14  # minimum number of elements in a sample
+STEP = 251  # maximum distance between sampled elements; a prime, so that all columns of a matrix are sampled
 
 Array = np.ndarray | Tensor  # numpy arrays on the CPU, torch tensors elsewhere
 
 
 class Chosen(NamedTuple):
-    """The positions selected in m vectors, concatenated, and the number of positions in each vector."""
+    """The positions selected in m vectors."""
 
-    positions: Tensor  # int64, ascending within each vector, on the device of the vectors
-    counts: np.ndarray  # int64 [m]
+    # Concatenated, int64, ascending within each vector, on the device of the vectors.
+    positions: Tensor
+    counts: np.ndarray  # number of positions in each vector, int64 [m]
 
 
 class Side(NamedTuple):
-    """The definition of a key: the key of a value is (bits ^ flip) & mask, where `bits` are the bits of the value as a float32.
-
-    Only values with positive keys are selected.
-    """
+    """The definition of keys: (bits ^ flip) & mask for the bits of a float32. Only values with positive keys are selected."""
 
     flip: int
     mask: int
@@ -56,10 +50,7 @@ def top_k(rows: Rows, k: int) -> Chosen:
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
-    """For each vector x, select the k largest positive values of x or of −x, whichever have the larger mean.
-
-    If the means are equal, values of x are selected.
-    """
+    """For each vector x, select the k largest positive values of x or of −x, whichever have the larger mean (x in case of a tie)."""
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
     split = [side.positions.split(side.counts.tolist()) for side in sides]
@@ -92,9 +83,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
 
 
 def means(values: Array, counts: Array) -> np.ndarray:
-    """Return the mean of each of m runs of consecutive values, as float64 [m].
-
-    The mean of an empty run is 0. `counts` [m]: lengths of the runs.
+    """Return the means of m runs of consecutive values of lengths `counts` [m], as float64 [m]. The mean of an empty run is 0.
 
     Values are summed on the CPU, in float64 and in order, so the result is the same for values on every device.
     """
@@ -104,7 +93,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
 
 def are_finite(rows: Rows) -> list[bool]:
-    """Return for each vector whether all elements are finite."""
+    """Return whether each vector is finite."""
     if not len(rows):
         return []
     if _compiles(rows):
@@ -132,10 +121,7 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """Return the bits of the float32 elements of vectors [m, n] as int32.
-
-    On the CPU, the result is a numpy array, since numpy partitions faster than torch.
-    """
+    """Return the bits of vectors as int32 [m, n]: on the CPU as a numpy array, because numpy partitions faster than torch."""
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -149,7 +135,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _compiles(rows: Rows) -> bool:
-    """Return whether to process the vectors one by one with compiled loops, instead of as a batch with numpy or torch."""
+    """Return whether the vectors are processed one by one with compiled loops, and not as a batch with numpy or torch."""
     if not len(rows) or not _on_cpu(rows[0]):
         return False
     numel = rows[0].numel()
@@ -157,7 +143,7 @@ def _compiles(rows: Rows) -> bool:
 
 
 def keep_largest(keys: Array, k: int) -> Array:
-    """Return flags [m, n]: whether each key is positive and one of the k largest keys in its row."""
+    """Return whether each key [m, n] is positive and one of the k largest in its row."""
     n = keys.shape[1]
     k = min(k, n)
     if k == 0:
@@ -175,7 +161,7 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 
 def _top(rows: Rows, k: int, side: Side) -> Chosen:
-    """Select the k largest positive keys of each vector. `side` defines the keys."""
+    """Select the k largest positive keys of each vector."""
     if not _compiles(rows):
         return _split(keep_largest((_bits(rows) ^ side.flip) & side.mask, k))
     found = [_largest(np.ascontiguousarray(_floats(row)).view(np.int32), k, side) for row in rows]
@@ -184,11 +170,7 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 
 
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
-    """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector.
-
-    In a large vector, a threshold determined from a sample excludes most elements from the search. If the threshold excludes too many or
-    too few elements, all elements are searched.
-    """
+    """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector."""
     from . import select_loops
 
     candidates = _candidates(bits, k, side) if bits.size >= SAMPLED else None
@@ -202,27 +184,26 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions, ascending, of all keys that reach a threshold. The threshold is determined from a sample so that slightly
-    more than k keys reach it.
+    """Return the positions, ascending, of slightly more than k keys: those that reach a threshold determined from a sample.
 
-    Return None if fewer than k keys, or far more than k keys, reach the threshold.
+    Return None if fewer than k or far more than k keys reach the threshold.
     """
     from . import select_loops
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
-    share = sample.size / bits.size
-    # The threshold `floor` is the key with this rank in the sample. The sample is expected to contain k · share of the k largest keys. The
-    # rank is more than 4 standard deviations higher, so the k largest keys almost certainly reach the threshold.
-    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
-    floor, _ = select_loops.kth_largest(sample, *side, rank)
-    room = int(2 * rank / share)
+    fraction = sample.size / bits.size
+    # The sample is expected to contain k · fraction of the k largest keys. The rank of the threshold in the sample is more than 4 standard
+    # deviations higher, so the k largest keys almost certainly reach it.
+    rank = int(k * fraction + 4 * (k * fraction) ** 0.5 + 16)
+    threshold, _ = select_loops.kth_largest(sample, *side, rank)
+    room = int(2 * rank / fraction)
 
     def collect(start: int, stop: int) -> np.ndarray | None:
         out = np.empty(min(room, stop - start), np.int64)
-        filled = select_loops.collect(bits[start:stop], *side, floor - 1, 0, start, out)
+        filled = select_loops.collect(bits[start:stop], *side, threshold - 1, 0, start, out)
         return out[:filled].copy() if filled <= out.size else None
 
-    parts = map_ranges(bits.size, collect) if floor else [None]
+    parts = map_ranges(bits.size, collect) if threshold else [None]
     if any(part is None for part in parts) or not k <= sum(map(len, parts)) <= room:
         return None
     return np.concatenate(parts)
@@ -251,7 +232,7 @@ def _sum_is_finite(onto: np.ndarray | None, x: np.ndarray) -> bool:
 
 
 def _split(keep: Array) -> Chosen:
-    """Return the positions at which the flags [m, n] are true."""
+    """Select the positions at which the flags [m, n] are true."""
     if isinstance(keep, Tensor):
         return Chosen(keep.nonzero(as_tuple=True)[1], _count(keep).cpu().numpy())
     rows, positions = np.divmod(np.flatnonzero(keep), max(keep.shape[1], 1))

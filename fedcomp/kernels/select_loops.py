@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. The loops first compute the largest key of each block of
-elements with vector instructions, and skip a block if its largest key is too small to be selected.
+The key of a float32 is the integer `(bits ^ flip) & mask`. The loops first compute the largest key of each block of elements with vector
+instructions, and skip a block if its largest key is too small to be selected.
 """
 
 import numba
@@ -11,8 +11,8 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-# `kth_largest` makes three passes over the keys. Each pass determines this number of bits of the k-th largest key.
-DIGITS = (11, 10, 10)
+# Number of bits of the k-th largest key that each pass over the keys determines.
+DIGITS = 11, 10, 10
 
 
 @numba.njit(nogil=True, inline="always")
@@ -25,7 +25,7 @@ def _largest(bits, start, stop, flip, mask):
 
 @compiled
 def kth_largest(bits, flip, mask, k):
-    """Return the k-th largest key, given int32 bits [n], and the number of larger keys.
+    """Return the k-th largest key of int32 bits [n], and the number of larger keys.
 
     If fewer than k keys are positive, return 0 and the number of positive keys.
     """
@@ -55,11 +55,9 @@ def kth_largest(bits, flip, mask, k):
 
 @compiled
 def collect(bits, flip, mask, threshold, ties, first, out):
-    """Write the positions of the keys above the threshold, and of the first `ties` keys equal to the threshold, to `out`.
+    """Write the positions (plus `first`) of the keys above the threshold, and of the first `ties` keys equal to it, to `out`.
 
-    `first`: a number that is added to each position.
-
-    Return the number of positions. A number above the size of `out` means that the positions do not fit.
+    Return the number of positions. A number above the size of `out` means that they do not fit.
     """
     flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0

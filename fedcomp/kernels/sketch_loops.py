@@ -1,7 +1,6 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: index of the first coordinate of a range, a
-multiple of 4.
+`first`: index of the first coordinate of a range, a multiple of 4.
 """
 
 import numba
@@ -14,7 +13,7 @@ from .loops import compiled, draw, word_at
 
 @numba.njit(nogil=True, inline="always")
 def _draw(positions, first, count, low, high, stream, words):
-    """Write the random words of `count` ≤ UNIT coordinates to `words`."""
+    """Write the random words of `count` ≤ UNIT coordinates, as in `estimate`, to `words`."""
     if positions is None:
         draw(low, high, stream, first, words)
     else:
@@ -24,7 +23,7 @@ def _draw(positions, first, count, low, high, stream, words):
 
 @compiled
 def add(x, first, low, high, stream, cells):
-    """Add x [n], float32, to the cells [columns] of one row of a sketch. x[0] is coordinate `first` of the vector."""
+    """Add x [n], float32, to the cells [columns] of one row of a sketch."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
@@ -38,9 +37,9 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Write estimates of coordinates to `out`. Each estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
+    """Write estimates of coordinates, medians over the rows of the sketch `cells`, float32 [rows, columns], to `out`.
 
-    If `positions` (int64) is None, the first estimate is for coordinate `first`, otherwise for coordinate positions[first].
+    The coordinates start with `first`, or with positions[first] if `positions` (int64) is not None.
     """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)

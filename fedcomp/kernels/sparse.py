@@ -10,7 +10,7 @@ from . import rice
 
 
 def all_finite(values: np.ndarray) -> bool:
-    """Return whether all elements of a float32 array are finite."""
+    """Return whether all elements of an array are finite."""
     return bool(np.isfinite(values).all())
 
 
@@ -23,8 +23,7 @@ def add_all_at(
     """Add sparse updates to a vector in place: for each update j, in order, add weights[j]·values[j] to into[positions[j]].
 
     `into`: contiguous float32 [n], on any device. Positions are int64, ascending. A product is rounded to float32 before it is added, so
-    all devices compute the same bits. The time is proportional to the number of positions, not to n. Raises IndexError if a position is not
-    in 0..n−1; `into` then stays unchanged.
+    all devices compute the same bits. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
     """
     numel, sizes = into.numel(), [at.size for at in positions]
     for at, size in zip(positions, sizes):

@@ -1,8 +1,7 @@
 """Sums over the elements of vectors. Results are the same on every device and for any number of threads.
 
 Norms are computed exactly and rounded once, by a method of Rump, Ogita and Oishi, "Accurate floating-point summation, part I: faithful
-rounding", SIAM Journal on Scientific Computing 2008. All vectors must be finite; tensors can be float32, float16 or bfloat16, on any
-device. Norms are Python floats, since a norm may exceed the range of float32.
+rounding", SIAM Journal on Scientific Computing 2008. Vectors must be finite; tensors can be float32, float16 or bfloat16, on any device.
 """
 
 import math
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from .parallel import map_ranges
 
-UNIT = 149  # A float32 is an integer times 2^-UNIT
+UNIT = 149  # a float32 is an integer times 2^-UNIT
 ROOT_BITS = 65  # number of fractional bits of a square root, more than float64 has
 # Number of elements that are summed at a time, on CPUs and on GPUs.
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
@@ -49,14 +48,10 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 
 
 def _root(total: int) -> int:
-    """Return √total · 2^ROOT_BITS, truncated.
-
-    If √total is irrational, the last bit of the returned integer is set to 1, so that rounding the integer to float64 gives the same result
-    as rounding the exact root.
-    """
+    """Return √total · 2^ROOT_BITS, truncated to an integer that rounds to the same float64 as the exact root."""
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
-    return root | (root * root != scaled)
+    return root | (root * root != scaled)  # a last bit of 1 shows that bits were truncated
 
 
 def _sums(X: Tensor, power: int) -> list[int]:
@@ -79,11 +74,10 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. The arrays have no rounding errors. The argument v is
-    overwritten.
+    """Yield float64 arrays [m] without rounding errors that add up to the row sums of v [m, n], n ≥ 1. v is overwritten.
 
-    Each step subtracts the leading bits from all elements, and yields the sum of these bits. The number of leading bits is chosen so that
-    the float64 sum has no rounding errors in any order of addition.
+    Each step subtracts the leading bits from all elements, and yields their sum. The leading bits are so few that the float64 sum has no
+    rounding errors in any order of addition.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -92,7 +86,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
         largest = library.maximum(next(ends), -next(ends))
         if not largest.any():
             return
-        # `above` is a power of two, so that leading bits are split off without rounding errors.
+        # A power of two, so that leading bits are split off without rounding errors.
         above = room * largest / library.frexp(largest)[0].clip(0.5)
         leading = v + above
         leading -= above
@@ -101,13 +95,11 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums (float64) and the counts (int64) of the entries in each column, both [2, columns].
+    """Return the sums (float64) and the counts (int64) of the entries ≥ 0 and < 0 in each column of x, both [2, columns].
 
-    Row 0 of the arrays is for entries ≥ 0, and row 1 for negative entries. x [rows · columns] must be finite, nonempty and row-major.
-
-    The sums are not exact, but every machine computes them in the same order, on the CPU and in float64: first the rows of each block are
-    added, and then the sums of the blocks. A single column is divided into LANES columns and a remainder, and the sums of these parts are
-    added in order.
+    x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but every machine computes them in the same order, on
+    the CPU and in float64: first the rows of each block are added, and then the sums of the blocks. A single column is divided into LANES
+    columns and a remainder, whose sums are added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
@@ -131,12 +123,9 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the mean of the values with ranks first..last-1 in each column of a finite float32 array [m, n], as float32 [n].
+    """Return the mean of the values with ranks first..last-1 (0 = smallest) in each column of a finite float32 [m, n], as float32 [n].
 
-    Rank 0 is the smallest value.
-
-    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The array is not
-    modified.
+    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows.
     """
     out = np.empty(stack.shape[1], np.float32)
     for left in range(0, out.size, TILE):

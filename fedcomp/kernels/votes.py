@@ -1,8 +1,7 @@
 """Majority votes over packed bits.
 
 A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. The majority of m votes in a coordinate is 1 if
-more than m/2 votes are positive, a random bit if exactly m/2 are positive, and otherwise 0. If m is even, random bits that depend on the
-seed are counted as one more vote, which breaks ties.
+more than m/2 votes are positive, and 0 if fewer are. Random bits, which depend on the seed, break ties.
 
 Each vote is a buffer (bytes, memoryview or array) of ⌈n/8⌉ bytes. Padding bits are zero in votes and in results. Functions raise FrameError
 for a vote with the wrong size or padding, and ValueError if there are no votes.
@@ -17,8 +16,7 @@ from . import bits
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # index of the random stream that breaks ties
-# Number of bytes of each vote that are counted at a time, chosen to fit in the cache.
-BLOCK = 1 << 14
+BLOCK = 1 << 14  # number of bytes of each vote that are counted at a time, which fit in the cache
 
 PackedSigns = bytes | memoryview | np.ndarray  # a vote, a ballot or a result
 Votes = Sequence[PackedSigns]
@@ -27,7 +25,7 @@ Votes = Sequence[PackedSigns]
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
     """Return the majority in each coordinate as packed bits, uint8 [⌈numel/8⌉]."""
     arrays = _as_arrays(votes, numel)
-    if len(arrays) % 2 == 0:
+    if len(arrays) % 2 == 0:  # one more vote, of random bits, breaks ties
         arrays.append(bits.random_bits(seed, numel, TIE_STREAM))
     out = np.empty((numel + 7) // 8, np.uint8)
 
@@ -42,13 +40,13 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of coordinates that each voter lost, and the number that it lost by at least `margin` ≥ 1, as int64 [m].
+    """Return the number of coordinates in which each vote differs from `result`: all, and those with at least `margin` ≥ 1.
 
-    A voter loses a coordinate if its vote differs from the packed `result`. If `ones` of m votes are positive, the margin is |2·ones − m|.
+    Both are int64 [m]. If `ones` of m votes are positive, the margin of a coordinate is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
-    # The margin is reached if at least `high` votes are positive, or if fewer than `low` votes are positive.
+    # The margin is reached if at least `high` or fewer than `low` votes are positive.
     high, low = (len(arrays) + margin + 1) // 2, (len(arrays) - margin) // 2 + 1
 
     def work(start: int, stop: int) -> np.ndarray:
@@ -66,7 +64,7 @@ def disagreement(
 
 
 def pack(votes: np.ndarray | Tensor) -> np.ndarray:
-    """Pack votes [m, n], an array or tensor of numbers, into bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
+    """Pack numbers [m, n] into bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
     if isinstance(votes, Tensor):
         return bits.pack_torch(votes > 0).cpu().numpy()
     return np.packbits(votes > 0, axis=1)
@@ -80,7 +78,7 @@ def _as_arrays(votes: Votes, numel: int) -> list[np.ndarray]:
 
 
 def _count(votes: list[np.ndarray]) -> np.ndarray:
-    """Return the number of positive votes in each coordinate, given packed votes of the same size."""
+    """Return the number of positive votes in each coordinate."""
     ones = np.zeros(8 * votes[0].size, np.min_scalar_type(len(votes)))
     for vote in votes:
         ones += np.unpackbits(vote)
@@ -94,6 +92,6 @@ def _ones(packed: np.ndarray) -> int:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Divide the bytes that contain the packed coordinates start..stop-1 into ranges of at most BLOCK bytes."""
+    """Divide the bytes of the packed coordinates start..stop-1 into ranges of at most BLOCK bytes."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))

@@ -1,9 +1,10 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
-Each round updates the model once. The cohort of a round consists of the clients whose answers the server accepts or rejects in the round,
-and of clients that are rejected because they are too late. The downlink bytes of a round are the bytes of the downloads to clients that
-start to train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A
-checkpoint contains the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after a restart.
+A client is busy from its assignment until the server aggregates or rejects its answer; otherwise it is idle. The cohort of a round consists
+of the clients whose answers are aggregated or rejected in the round, and of clients that are rejected because they are too late. The
+downlink bytes of a round are those of the clients that start to train in the round. Answers are aggregated in the order of their arrival,
+in real time or in a simulation's virtual time. A checkpoint contains the answers that are not aggregated yet. Clients without an answer
+when the server stops are idle after a restart.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class Answer:
     """A client's answer that is not aggregated yet."""
 
     round: int  # round in which the client started to train
-    arrival_s: float  # time at which the answer arrived, in seconds
+    arrival_s: float
     report: Report | None  # None if the client sent no readable report
     result: AcceptedUpdate | Rejection
 
@@ -52,8 +53,8 @@ class Answer:
 class AsynchronousLoop(RoundLoop):
     """The round loop of an asynchronous strategy.
 
-    `work_s(round, client)` returns how many virtual seconds a client needs for the work that it started in a round. If `work_s` is None,
-    the loop runs in real time.
+    `work_s(round, client)` returns how many virtual seconds a client needs for the work that it starts in a round. Without `work_s`, the
+    loop runs in real time.
     """
 
     def __init__(
@@ -66,27 +67,27 @@ class AsynchronousLoop(RoundLoop):
         self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet
         # Clients whose answers have arrived or were aggregated since the last checkpoint.
         self.changed: set[int] = set()
-        # By round: the exchange of messages with the clients that started to train in the round.
+        # By round: exchange of messages with the clients that started to train in the round.
         self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet
-        # By client: seconds from the assignment to an answer that is not aggregated yet.
-        self._seconds: dict[int, float] = {}
+        # By busy client: seconds from assignment to answer.
+        self._latency_s: dict[int, float] = {}
 
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
-        traffic = Traffic(seconds=self._seconds)
+        traffic = Traffic(latency_s=self._latency_s)
         oldest = round - self.options.staleness
         late = [client for client, started_in in self.started_in.items() if started_in < oldest]
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._reject_late(client, round) for client in late}
         self._start_clients(round, traffic, excluded=rejected.keys())
         taken = self._wait_for_answers(round, started)
-        traffic.uplink.clear()  # an update counts as traffic of the round that aggregates it
+        traffic.uplink.clear()  # an update counts in the round that aggregates it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.staleness = {c: round - a.round for c, a in taken.items() if a.round < round}
-        measured = self._seconds.keys() & {*taken, *late}
-        traffic.seconds = {client: self._seconds.pop(client) for client in measured}
+        measured = self._latency_s.keys() & {*taken, *late}
+        traffic.latency_s = {client: self._latency_s.pop(client) for client in measured}
         for client in taken:
             self._release(client)
         self.clock.move_to(self.now)
@@ -99,16 +100,16 @@ class AsynchronousLoop(RoundLoop):
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         phases = {TRAIN: accepted}
-        # Drop these references, so that `close` can free the updates.
+        # `close` can then free the updates.
         del unread, taken, results, accepted
         return self.close(round, cohort, phases, rejected, traffic)
 
-    # Clients at work.
+    # Busy clients.
 
     def _start_clients(self, round: int, traffic: Traffic, excluded: Collection[int]) -> None:
         """Send assignments to idle clients, except `excluded`, until the fraction --participation of the clients is busy."""
         clients = self.gather()
-        # `gather` may have advanced the clock while it waited for clients.
+        # `gather` may have waited for clients, which advances the clock.
         self.now = max(self.now, self.clock.time_s)
         free = set(clients) - self.started_in.keys() - set(excluded)
         room = max(0, cohort_size(self.config.participation, len(clients)) - len(self.started_in))
@@ -118,7 +119,7 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            # Clients of an earlier round may still ask for the whole model, which then counts as traffic of this round.
+            # Clients of an earlier round may still ask for the whole model, which counts as traffic of this round.
             earlier.traffic = traffic
         if self.work_s is None:
             exchange.send(assignments)
@@ -126,7 +127,7 @@ class AsynchronousLoop(RoundLoop):
             exchange.run(assignments, RoundCompletion())
 
     def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
-        """Wait until enough answers have arrived to end the round, and return these answers by client."""
+        """Wait until enough answers have arrived to end the round, and return them by client."""
         at_work = len(self.started_in)
         wanted = min(at_work, max(1, math.floor(self.options.wait * at_work + 0.5)))
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
@@ -156,7 +157,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Add to `answers` the answers that were received since the last call."""
+        """Move the results of the exchanges to `answers`."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 work_s = self.work_s
@@ -204,7 +205,7 @@ class AsynchronousLoop(RoundLoop):
         self.changed.clear()
 
     def _unpack(self, data: bytes) -> Answer:
-        """Return the Answer that `_pack` serialised as `data`. Raises ValueError or TypeError for malformed bytes."""
+        """Return the Answer that `_pack` serialized. Raises ValueError or TypeError for malformed data."""
         head, _, packed = data.partition(b"\n")
         started_in, arrival_s, rejection = json.loads(head)
         try:
@@ -230,7 +231,7 @@ def make_loop(
     work_s: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
-    """Return the loop that runs a strategy's rounds. `settings` are the keyword arguments of `RoundLoop`."""
+    """Return the loop that runs a strategy's rounds. `settings`: keyword arguments of `RoundLoop`."""
     if strategy.asynchronous:
         return AsynchronousLoop(strategy, broadcasts, transport, work_s=work_s, **settings)
     return RoundLoop(strategy, broadcasts, transport, **settings)

@@ -1,13 +1,12 @@
 """The clients that a round waits for, and the clients from which the cohort of a round is drawn.
 
-A client becomes *silent* when a deadline passes without its answer. A silent client stays silent until it joins again or one of its answers
-arrives, however late. A round does not wait for silent clients, and silent clients are not drawn for a cohort while enough other clients
-are connected. A client that crashes or loses its network therefore delays a run by one deadline, not by one deadline per round. A client
-that answered after the deadline can be drawn again.
+A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
+however late. Other clients are *responsive*. A round does not wait for silent clients, and draws them only if too few responsive clients
+are connected. A client that crashes therefore delays a run by one deadline, not by one deadline per round.
 
-In a run with a deadline, a round needs at least two clients. If --quorum is below 1, a round also needs at least the fraction --quorum of
-the cohort. If fewer clients are connected than a round needs, the round waits. When a round has waited for as long as the deadline, silent
-clients may be drawn, too.
+A round with a deadline first waits for as many responsive clients as its cohort has, but no longer than the deadline. After that, it needs
+at least two clients, and at least the fraction --quorum of the cohort if --quorum is below 1; silent clients count, too. While fewer are
+connected, it waits.
 
 A client that loses its connection during a round has GRACE_S seconds to reconnect. If a run needs all clients in every round, it waits for
 a disconnected client without a time limit.
@@ -29,8 +28,8 @@ RETURN_S = 15.0
 class Quota:
     """The number of clients that a round waits for.
 
-    After `patience_s` seconds, the round begins once `min_clients` clients are connected. If `patience_s` is None, the round waits for
-    `wanted` clients without a time limit.
+    A round begins when `wanted` clients are connected. After it has waited for `patience_s` seconds, `min_clients` suffice. If `patience_s`
+    is None, the wait has no time limit.
     """
 
     wanted: int
@@ -39,7 +38,7 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return the quota for the first round after a (re)start: all clients. Only a resumed run with a deadline limits the wait."""
+        """Return the quota for the first round after a start: all clients. The wait is limited only in a resumed run with a deadline."""
         if resumed and config.deadline:
             return cls(
                 config.clients,
@@ -50,48 +49,44 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota for later rounds. With a deadline, a round first waits until `cohort` clients are connected. After the
-        deadline, fewer clients suffice. Without a deadline, a round waits until as many clients are connected as the quorum requires.
+        """Return the quota for later rounds. With a deadline, a round first waits for `cohort` clients; after the deadline, fewer suffice.
+        Without a deadline, it waits for the quorum.
         """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """Return a copy in which `wanted` and `min_clients` are at least `clients`, the number of clients that a strategy needs."""
+        """Return a copy in which `wanted` and `min_clients` are at least `clients`."""
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return how many seconds a round waits for a client that lost its connection; inf means no limit. `clients` is the number of
-        clients of the run.
-        """
+        """Return the seconds, or inf, that a round waits for a client that lost its connection. `clients`: number of clients of the run."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline.
-
-    The number is at least 2, at least the quorum if --quorum is below 1, and never more than `cohort`.
-    """
+    """Return how many clients a round needs after the deadline (see the module docstring)."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
 class Availability:
-    """The record of silent clients (clients that missed a deadline).
+    """The record of silent clients.
 
-    A round waits for at most `usual` clients, the number of clients that were not silent when the last round began.
+    A round waits for at most `responsive` clients: the number of responsive clients when the last round began, less those that became
+    silent since.
     """
 
     def __init__(self) -> None:
         self.silent: set[int] = set()
-        self.usual = math.inf
+        self.responsive = math.inf
 
     def mark_silent(self, clients: Iterable[int]) -> None:
         """Record clients that did not answer before the deadline."""
         new = set(clients) - self.silent
         self.silent |= new
-        self.usual -= len(new)
+        self.responsive -= len(new)
 
     def mark_responsive(self, client: int) -> None:
         """Record that a client is not silent: it has answered or joined again."""
@@ -101,19 +96,16 @@ class Availability:
         """Return how many clients must be connected for a round to begin immediately."""
         if quota.patience_s is None:
             return quota.wanted
-        return max(quota.min_clients, int(min(quota.wanted, self.usual)))
+        return max(quota.min_clients, int(min(quota.wanted, self.responsive)))
 
     def cohort_of(
         self, connected: Sequence[int], quota: Quota, waited_s: float
     ) -> Sequence[int] | None:
-        """Return the clients from which a cohort may be drawn now, or None if the round has to wait.
-
-        `connected` are the clients that can be reached now. `waited_s` is how many seconds the round has waited so far.
-        """
+        """Return the clients from which a cohort may be drawn now, or None if the round has to wait longer than `waited_s` seconds."""
         responsive = [client for client in connected if client not in self.silent]
         timed_out = quota.patience_s is None or waited_s >= quota.patience_s
         wanted = quota.min_clients if timed_out else self.wanted(quota)
         if len(responsive) < wanted and not (timed_out and len(connected) >= wanted):
             return None
-        self.usual = len(responsive)
+        self.responsive = len(responsive)
         return responsive if len(responsive) >= wanted else connected

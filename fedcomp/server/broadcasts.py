@@ -1,13 +1,12 @@
 """The downlink: versions of the model, a cache of broadcasts, and downloads for clients that missed rounds.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. In fedcomp, a client that missed rounds gets the
-smallest of three kinds of download, measured in encoded bytes:
+A client that missed s rounds needs the last s broadcasts (Sattler et al. 2019, section V). It gets the smallest of three downloads:
 
     frames:      the missed broadcasts, one by one;
     overwrite:   the current values of the coordinates that the missed broadcasts changed;
     dense:       the whole model.
 
-The option --cache limits the size of the cache. A client gets the whole model if the cache lacks a broadcast that the client missed.
+If the cache, whose size --cache limits, lacks a missed broadcast, the client gets the whole model.
 """
 
 import sys
@@ -35,7 +34,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Largest number of model versions that `Broadcasts` remembers, unless the cache has more broadcasts.
+# Maximum number of model versions that are numbered, unless the cache has more broadcasts.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -67,32 +66,30 @@ class Broadcasts:
         self.weights, self.layout, self.codec = weights, layout, codec
         self.memory, self.cache_bytes = memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
-        # Size in bytes of the broadcast that led to the current version; 0 before the first broadcast.
-        self.newest_bytes = 0
+        self.newest_bytes = 0  # size of the newest broadcast; 0 before the first
         self.version = initial_version(weights, layout.fingerprint)
         self.first = self.version  # model version with which clients begin
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # For each weight, the last broadcast that changed the weight: 1 = the newest broadcast, 2 = the broadcast before, and so on; 0 =
-        # none of the broadcasts decoded so far. Each broadcast is decoded only once, however many clients missed it. None until needed.
-        self._first_touch: np.ndarray | None = None
-        # Element i is the number of weights that the newest i broadcasts changed. The number sys.maxsize stands for all weights.
-        self._touched = [0]
+        # For each weight, the last broadcast that changed it: 1 = the newest, 2 = the one before, …; 0 = none that was decoded so far. A
+        # broadcast is decoded once, however many clients missed it. None until needed.
+        self._last_change: np.ndarray | None = None
+        # Element i is the number of weights that the newest i broadcasts changed, or sys.maxsize for all weights.
+        self._n_changed = [0]
         self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
     def start_from(self, weights: Tensor) -> None:
-        """Replace the initial weights by `weights` [numel]. Clients begin with the old weights and download the new weights."""
+        """Replace the initial weights by `weights` [numel]. Clients begin with the old weights, and download the new ones."""
         self.weights.copy_(weights)
         self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
 
     @classmethod
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
-        """Return the downlink of a run that starts from the model weights `weights` (float32 [numel], on the CPU). The weights are not
-        copied.
+        """Return the Broadcasts of a run that starts from the weights, float32 [numel] on the CPU, which are not copied.
 
-        Raises ConfigError if the memory that --downlink-memory names cannot be used on the downlink.
+        Raises ConfigError if --downlink-memory cannot be used on the downlink.
         """
         config, layout = strategy.config, strategy.layout
         name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
@@ -119,10 +116,10 @@ class Broadcasts:
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0
     ) -> Broadcast | None:
-        """Encode `update` [numel], and return the broadcast that adds it to the model, or None if there is nothing to send.
+        """Return a broadcast that multiplies the model by `factor`, a float32 from 0 to 1, and then adds `update` [numel].
 
-        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. The model does not change until
-        `publish` is called. Raises NonFiniteError, and changes nothing, if the update is not finite.
+        Return None if there is nothing to send. The model does not change until `publish` is called. Raises NonFiniteError, and changes
+        nothing, if the update is not finite.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:
@@ -131,7 +128,7 @@ class Broadcasts:
         return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
-        """Apply a prepared broadcast to the model, and cache it for clients that miss it."""
+        """Apply a broadcast from `prepare` to the model, and cache it for clients that miss it."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             self.weights.mul_(factor)
@@ -146,7 +143,7 @@ class Broadcasts:
         if len(self._numbers) > max(MAX_NUMBERED_VERSIONS, len(self.cache) + 1):
             del self._numbers[next(iter(self._numbers))]
         self._downloads.clear()
-        self._first_touch, self._touched = None, [0]
+        self._last_change, self._n_changed = None, [0]
 
     def restore(
         self,
@@ -165,18 +162,16 @@ class Broadcasts:
         versions = [*(broadcast.base for broadcast in cache), version]
         self._numbers = {name: number for number, name in enumerate(versions)}
         self._downloads.clear()
-        self._first_touch, self._touched = None, [0]
+        self._last_change, self._n_changed = None, [0]
 
-    def behind(self, version: str) -> int | None:
-        """Return how many versions `version` is behind the current version of the model, or None if `version` is unknown."""
+    def versions_behind(self, version: str) -> int | None:
+        """Return how many versions `version` is behind the current one, or None if it is unknown."""
         if version not in self._numbers:
             return None
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the smallest download that updates a model from `version` to the current version, or the whole model if `version` is
-        unknown.
-        """
+        """Return the smallest download from `version` to the current version, or the whole model if `version` is unknown."""
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -184,14 +179,14 @@ class Broadcasts:
         return self._downloads[version]
 
     def _cheapest(self, version: str) -> Download:
-        behind = self.behind(version)
+        behind = self.versions_behind(version)
         if behind is None or behind > len(self.cache):
             return self.dense()
         missed = list(self.cache)[-behind:]
         frames = Download(FRAMES, version, [b.frame for b in missed])
         frames_bytes, dense_bytes = frames.bytes, self._dense_bytes
         shorter = min(frames_bytes, dense_bytes)
-        positions = self._touched_positions(len(missed), below=shorter)
+        positions = self._changed_positions(len(missed), below=shorter)
         if positions is not None:
             frame = overwrite.encode(self.weights, positions)
             if len(frame) < shorter:
@@ -199,7 +194,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Clear the cache of downloads."""
+        """Free the memory of downloads that are made again if needed."""
         self._downloads.clear()
 
     def dense(self) -> Download:
@@ -208,22 +203,22 @@ class Broadcasts:
             self._downloads[DENSE] = Download(DENSE, "", [DENSE_CODEC.encode(self.weights)])
         return self._downloads[DENSE]
 
-    def _touched_positions(self, missed: int, below: int) -> np.ndarray | None:
+    def _changed_positions(self, missed: int, below: int) -> np.ndarray | None:
         """Return the positions that the last `missed` broadcasts changed, or None if the weights there need at least `below` bytes."""
-        if self._first_touch is None:
-            self._first_touch = np.zeros(self.weights.numel(), np.int32)
-        counts, first = self._touched, self._first_touch
+        if self._last_change is None:
+            self._last_change = np.zeros(self.weights.numel(), np.int32)
+        counts, last = self._n_changed, self._last_change
         while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
             positions = self._positions(self.cache[-len(counts)])
-            if positions is None:  # changes all positions
+            if positions is None:
                 counts.append(sys.maxsize)
                 break
-            fresh = positions[first[positions] == 0]
-            first[fresh] = len(counts)
-            counts.append(counts[-1] + len(fresh))
+            new = positions[last[positions] == 0]
+            last[new] = len(counts)
+            counts.append(counts[-1] + len(new))
         if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
             return None
-        return np.flatnonzero((first > 0) & (first <= missed))
+        return np.flatnonzero((last > 0) & (last <= missed))
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
         """Return the positions that a broadcast changed, or None if it changed all positions."""

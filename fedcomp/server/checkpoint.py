@@ -3,10 +3,9 @@
     state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
     files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
 
-All entries that change between two checkpoints are written in one SQLite transaction, which `save` commits after it has flushed the
-entries' files to disk. If the process is killed or the power fails, the folder therefore contains either the previous checkpoint or the new
-one. Between two checkpoints, `stage` writes entries to disk in a thread, so that their memory can be freed. Staged entries can be read back
-immediately. Nothing is pickled.
+`save` writes all changed entries in one SQLite transaction, after it has flushed their files to disk. If the process is killed or the power
+fails, the folder therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk
+in a thread, so that their memory can be freed; they can be read back immediately. Nothing is pickled.
 """
 
 import sqlite3
@@ -38,21 +37,18 @@ CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
 """
 BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION
 
-# A row of the database: name, file number or None, content or None.
-Row = tuple[str, int | None, bytes | memoryview | None]
+Row = tuple[str, int | None, bytes | memoryview | None]  # name, and file number or content
 
 
 class Checkpoint:
-    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read the checkpoint, but only one
-    thread may write it.
+    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read it, but only one may write it.
 
-    `flushed` are files outside the checkpoint that `save` also flushes to disk. The constructor raises CheckpointError if the folder cannot
-    be read.
+    `flushed`: files outside the checkpoint that `save` also flushes to disk. Raises CheckpointError if the folder cannot be read.
     """
 
     def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
         self.folder, self.flushed = folder, flushed
-        self._lock = threading.RLock()  # protects `_state` and the removal of files
+        self._lock = threading.RLock()  # for `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
         self._staging: Future[None] | None = None  # the last background write of `stage`
         self._batch: Set[str] = set()  # names of the entries that the last `stage` writes
@@ -66,7 +62,7 @@ class Checkpoint:
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
-            # Files with this number or a higher one were written after the last `save`.
+            # Files from this number on were written after the last `save`.
             self._first_new = self._next
             self._remove_unused()
 
@@ -79,7 +75,7 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        """Close the database, without saving the entries that `stage` has written since the last `save`."""
+        """Close the database. Entries that were staged since the last `save` are lost."""
         self._thread.shutdown()
         self._state.close()
 
@@ -92,10 +88,9 @@ class Checkpoint:
         broadcasts: Sequence[Broadcast] = (),
         oldest: int = 0,
     ) -> None:
-        """Write vectors and values, add broadcasts, and remove the broadcasts of rounds before `oldest`, all in one transaction.
+        """Write vectors, values, broadcasts and staged entries, and remove broadcasts before round `oldest`, all in one transaction.
 
-        An entry with the value None is removed from the checkpoint. Staged entries become part of the checkpoint. If the disk is full,
-        raises CheckpointError and leaves the previous checkpoint intact.
+        An entry with the value None is removed. If the disk is full, raises CheckpointError and leaves the previous checkpoint intact.
         """
         self._wait_for_stage()
         with self._writing():
@@ -117,11 +112,9 @@ class Checkpoint:
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values in the background.
+        """Write vectors and values in the background. The next `save` adds them to the checkpoint; the caller must not change them.
 
-        Staged entries can be read back immediately, and the next `save` adds them to the checkpoint. The caller must not change the entries
-        afterwards. If the process is killed before the next `save`, the staged entries are lost. If the disk is full, later calls raise
-        CheckpointError, and the previous checkpoint stays intact.
+        If the disk is full, later calls raise CheckpointError, and the previous checkpoint stays intact.
         """
         self._wait_for_stage()
         self._batch = vectors.keys() | values.keys()
@@ -138,12 +131,12 @@ class Checkpoint:
                     self._path(number).unlink(missing_ok=True)
 
     def _wait_for_stage(self) -> None:
-        """Wait until the entries of the last call of `stage` are written. Raises CheckpointError if the entries could not be written."""
+        """Wait until the last call of `stage` has written its entries. Raises CheckpointError if that failed."""
         if self._staging is not None:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the database row of an entry. A large entry is first written to its own file, which is flushed to disk."""
+        """Return the database row of an entry. A large entry is first written to its own file."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -165,7 +158,7 @@ class Checkpoint:
     # Reading.
 
     def vector(self, name: str) -> Tensor | None:
-        """Return the vector [numel] with this name, or None if there is none. Raises CheckpointError if the vector cannot be read."""
+        """Return a vector [numel], or None if there is none with this name. Raises CheckpointError if it cannot be read."""
         entry = self._entry(name)
         if entry is None or isinstance(entry, Tensor):
             return entry
@@ -173,12 +166,12 @@ class Checkpoint:
             return torch.from_numpy(np.frombuffer(entry, np.float32).copy())
 
     def value(self, name: str) -> bytes | None:
-        """Return the value with this name, or None if there is none. Raises CheckpointError if the value cannot be read."""
+        """Return a value, or None if there is none with this name. Raises CheckpointError if it cannot be read."""
         entry = self._entry(name)
         return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`. The keys of the result are the names without the prefix."""
+        """Return the values whose names begin with `prefix`, by the rest of their names."""
         with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",
@@ -213,7 +206,7 @@ class Checkpoint:
         return self.folder / FILES / f"{number}{SUFFIX}"
 
     def _remove_unused(self) -> None:
-        """Remove the files to which no entry refers: the files of replaced entries and of interrupted saves."""
+        """Remove the files of replaced entries and of interrupted saves."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
             query = "SELECT file FROM entry WHERE file IS NOT NULL"

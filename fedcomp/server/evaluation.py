@@ -25,7 +25,7 @@ from ..training.evaluation import Evaluation, evaluate
 from ..training.parameter_memory import Freed, allocate, free_parameters
 
 NOT_EVALUATED = Evaluation(None, None, {})
-ROUNDING = 1e-6  # tolerance in the check that an accuracy is between 0 and 1
+ROUNDING = 1e-6  # tolerance of the check that an accuracy is between 0 and 1
 NO_TRAINING_DATA = (
     "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
     "set; give the server's task training data ('train') to compute them from training examples"
@@ -48,9 +48,8 @@ class Evaluator:
     """The server's copy of the model, which is used for evaluation and for the export of the trained model.
 
     Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
-    (tasks/running_statistics.py). The statistics are always computed from the same sample of up to 2,000 training examples, so that the
-    exported model equals the evaluated model. Other buffers keep the values that `task.model()` gave them. Between evaluations, the memory
-    of large parameters is freed.
+    (tasks/running_statistics.py), always from the same sample of examples, so that the exported model equals the evaluated model. Other
+    buffers keep their initial values. Between evaluations, the memory of large parameters is freed.
     """
 
     def __init__(
@@ -62,10 +61,7 @@ class Evaluator:
         test: Examples | None,
         device: torch.device,
     ):
-        """`train` and `test` are None if the server has no training or test data.
-
-        `test` must be on `device`. A run without test data on the server needs the option `--evaluate clients`.
-        """
+        """`train` and `test`: the server's training and test data, or None; `test` must be on `device`."""
         self.config, self.task, self.layout = config, task, layout
         self.test, self.device = test, device
         self.model = initial_model(task, config.seed).to(device)
@@ -80,21 +76,18 @@ class Evaluator:
         self._freed: Freed = free_parameters(self.model)
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
-        """Draw the examples from which running statistics are computed. Warn if training changes buffers that clients do not send."""
-        if self.calibrates and self.task.evaluate_fn is not None:
-            if why := recalibration_error(self.task, self.model, data, self.device):
-                self.calibrates = False
-                self.warnings.append(INITIAL_STATISTICS.format(why))
+        """Draw the examples for running statistics. Warn if training changes buffers that clients do not send."""
+        checked = self.calibrates and self.task.evaluate_fn is not None
+        if checked and (why := recalibration_error(self.task, self.model, data, self.device)):
+            self.calibrates = False
+            self.warnings.append(INITIAL_STATISTICS.format(why))
         if self.calibrates:
             drawn = seeds.generator(self.config.seed, "recalibration")
             self.sample = drawn.permutation(len(data))[:CALIBRATION_EXAMPLES]
             self.warnings += [NO_TRAINING_DATA] * (not is_training_data)
         if changing := changing_buffers(self.task, self.model, data):
-            self.warnings.append(
-                INITIAL_BUFFERS.format(
-                    f"{changing[0]} and {len(changing) - 1} more" if changing[1:] else changing[0]
-                )
-            )
+            more = f" and {len(changing) - 1} more" if changing[1:] else ""
+            self.warnings.append(INITIAL_BUFFERS.format(changing[0] + more))
 
     def is_initial(self, weights: Tensor) -> bool:
         """Return whether `weights` [numel] are the model's initial weights."""
@@ -102,8 +95,9 @@ class Evaluator:
         return torch.equal(initial, weights.cpu())
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate the model with the weights `weights` [numel] after a round. Return NOT_EVALUATED if the options of the run skip this
-        round. Raises TaskError.
+        """Evaluate the model with `weights` [numel] after a round, or return NOT_EVALUATED if the options skip this round.
+
+        Raises TaskError or OutOfMemoryError.
         """
         if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED
@@ -122,11 +116,9 @@ class Evaluator:
         return evaluation
 
     def export(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the tensors for model.safetensors: the trained parameters, or the whole `state_dict()` if the model has persistent
-        buffers.
+        """Return the tensors for model.safetensors: the trained parameters, or the whole `state_dict()` if it has buffers.
 
-        The returned parameters are views of `weights` where possible. Complex buffers are left out, because some versions of safetensors
-        cannot store them.
+        Complex buffers are left out, because some versions of safetensors cannot store them.
         """
         trained = {
             name: view.contiguous() for name, view in self.layout.views(weights.cpu()).items()
@@ -145,16 +137,14 @@ class Evaluator:
         return state | trained
 
     def _load(self, weights: Tensor) -> None:
-        """Copy `weights` into the model, and compute the model's running statistics for these weights."""
+        """Copy `weights` into the model, and compute its running statistics."""
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates and self.calibration is not None:
             recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)
 
     @contextmanager
     def _parameters(self) -> Iterator[None]:
-        """Allocate memory for the model's parameters within a `with` block. When the block starts, the values of the parameters are
-        undefined.
-        """
+        """Allocate memory for the model's parameters, with undefined values, in a `with` block."""
         allocate(self._freed)
         try:
             yield
@@ -163,7 +153,7 @@ class Evaluator:
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:
-        """Raise TaskError in place of errors in the task's code, and OutOfMemoryError if memory runs out."""
+        """Raise TaskError in place of errors in the task's code, or OutOfMemoryError if memory runs out."""
         try:
             yield
         except TaskError as error:

@@ -31,16 +31,12 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-# Maximum number of characters of a failure reason that a client or relay reports.
-MAX_REASON_CHARS = 1000
+MAX_REASON_CHARS = 1000  # a longer reason that a client or relay reports is cut off
 POLL_S = 0.1  # maximum number of seconds between two checks whether the phase is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return the AcceptedUpdate for a report and its decoded `update`.
-
-    `rate` is the client's learning rate divided by the learning rate of the run.
-    """
+    """Return the AcceptedUpdate for a report and its decoded `update`. `rate`: the client's learning rate divided by --lr."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -61,36 +57,36 @@ class Traffic:
     uplink: Counter[int] = field(default_factory=Counter)
     downlink: Counter[int] = field(default_factory=Counter)
     # By client: seconds from assignment to answer, summed over phases. Clients that did not answer have no entry.
-    seconds: dict[int, float] = field(default_factory=dict, compare=False)
+    latency_s: dict[int, float] = field(default_factory=dict, compare=False)
     # By client: number of model versions that the client had missed before the round, or None if unknown.
-    behind: dict[int, int | None] = field(default_factory=dict)
-    # By client: the number of rounds by which the client's answer is late. Clients that answer in time have no entry.
+    versions_behind: dict[int, int | None] = field(default_factory=dict)
+    # By client: number of rounds by which the client's answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
-    first_download: int = 0  # downlink bytes to clients that have never reported a model version
+    first_download_bytes: int = (
+        0  # downlink bytes to clients that have never reported a model version
+    )
     # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
-    catch_up: int = 0
+    catch_up_bytes: int = 0
 
-    def sent(
+    def add_download(
         self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
     ) -> None:
-        """Count the bytes of a download to a client.
+        """Count a download to a client, and the bytes that are sent with it (`attached`).
 
-        `attached` are other byte strings that are sent with the download. `first` is True if the client has never reported a model version.
-        `newest` is the size of the newest broadcast in bytes.
+        `first`: whether the client has never reported a model version. `newest`: size of the newest broadcast in bytes.
         """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
         if first:
-            self.first_download += size
+            self.first_download_bytes += size
         else:
-            self.catch_up += max(0, size - newest)
+            self.catch_up_bytes += max(0, size - newest)
 
 
 class Exchange:
     """The exchange of messages between the server and a cohort in one phase of a round.
 
-    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. `traffic` counts the bytes in both
-    directions.
+    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. `traffic` is updated.
     """
 
     def __init__(
@@ -107,11 +103,11 @@ class Exchange:
         self.on_report = on_report
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients that are Byzantine: they sent an invalid frame
+        self.proven_byzantine: set[int] = set()  # clients that sent an invalid frame
         self.waiting: set[int] = set()  # clients that have not answered
-        self._asked: dict[int, Assignment] = {}
-        self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
-        self._sent_dense: set[int] = set()
+        self._assignments: dict[int, Assignment] = {}  # by client: its last assignment
+        self._sent_s: dict[int, float] = {}  # by client: time at which its last assignment was sent
+        self._sent_dense: set[int] = set()  # clients that were sent the whole model on request
 
     def run(
         self,
@@ -121,7 +117,7 @@ class Exchange:
     ) -> None:
         """Send assignments, receive answers until the phase is complete, and reject the clients that have not answered by then.
 
-        `on_answer(answered, asked)` is called after each answer: `answered` of the `asked` clients have answered so far.
+        `on_answer(answered, asked)` is called after each answer: `answered` of the `asked` clients have answered.
         """
         clock = self.transport.clock
         clock.begin(completion.deadline_s)
@@ -132,22 +128,21 @@ class Exchange:
             self.receive(self.transport.receive(POLL_S))
             answered = len(self.accepted) + len(self.rejected)
             for count in range(progress.answered + 1, answered + 1):
-                on_answer(count, len(self._asked))
+                on_answer(count, len(self._assignments))
         self.give_up(self.waiting, closed.reason, closed.stage)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        """Send assignments."""
         now_s = self.transport.clock.now()
         for assignment in assignments:
-            self._asked[assignment.client] = assignment
+            self._assignments[assignment.client] = assignment
             self._sent_s[assignment.client] = now_s
             self.waiting.add(assignment.client)
         self.transport.send(assignments)
 
     def close(self) -> list[AcceptedUpdate]:
-        """Return the accepted updates in the order of client ids, without those that the strategy rejects at the end of the phase."""
+        """End the phase. Return the accepted updates in the order of client ids, without those that the strategy rejects now."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
-        result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
+        result = PhaseResult(self.phase.name, accepted, frozenset(self.proven_byzantine))
         left_out = self.strategy.on_phase_end(result)
         for client, reason in left_out.items():
             del self.accepted[client]
@@ -163,13 +158,13 @@ class Exchange:
             self._reject(client, stage, reason)
 
     def take(self) -> dict[int, AcceptedUpdate | Rejection]:
-        """Return and remove the updates that were accepted or rejected since the last call, by client."""
+        """Return and remove the entries of `accepted` and `rejected`."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept or reject each report, or send the whole model to a client that asks for it. Ignore clients that have answered already."""
+        """Accept or reject each report, or send the whole model to a client that needs it. Ignore clients that have answered already."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         reports = [r for delivery in awaited if (r := self._report_of(delivery)) is not None]
@@ -182,17 +177,17 @@ class Exchange:
                 if isinstance(update, FrameError):
                     raise update
                 self.strategy.check_frame(self.phase, report.client, report.frame)
-                rate = self._asked[report.client].lr
+                rate = self._assignments[report.client].lr
                 self.accepted[report.client] = to_accepted(report, update, rate)
             except FrameError as error:
-                self.proven.add(report.client)
+                self.proven_byzantine.add(report.client)
                 self._reject(report.client, "reply", str(error))
         for delivery in awaited:
             if delivery.client in self.rejected:
                 self._reject_sum(delivery)
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """Reject the clients whose updates a relay has added to the rejected update in `delivery`."""
+        """Reject the clients whose updates a relay has added to a rejected update."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:
@@ -200,13 +195,14 @@ class Exchange:
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
-        """Return the report if it is valid, or None if the client was rejected or was sent the whole model."""
-        client, report, assignment = delivery.client, delivery.answer, self._asked[delivery.client]
+        """Return the report if it is a valid update, or None if the client was rejected or was sent the whole model."""
+        client, report = delivery.client, delivery.answer
+        assignment = self._assignments[client]
         if isinstance(report, Lost):
             self._reject_as_reported(client, report.stage, report.reason)
             return None
-        seconds = self.traffic.seconds
-        seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
+        latency_s = self.traffic.latency_s
+        latency_s[client] = latency_s.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
             check_addressee(report, assignment)
             self.on_report(report)
@@ -229,8 +225,9 @@ class Exchange:
         self._sent_dense.add(assignment.client)
         b = self.broadcasts
         download = b.dense()
-        self.traffic.sent(assignment.client, download, assignment.announced, first=False, newest=0)
-        self.traffic.behind[assignment.client] = None
+        announced = assignment.announced
+        self.traffic.add_download(assignment.client, download, announced, first=False, newest=0)
+        self.traffic.versions_behind[assignment.client] = None
         dense = replace(
             assignment,
             form=DENSE,
@@ -243,10 +240,6 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client for the reason in its report, shortened if necessary.
-
-        If the stage in the report is unknown, use the stage "reply".
-        """
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
@@ -255,11 +248,11 @@ class Exchange:
     def _progress(self, started: float) -> Progress:
         answered = len(self.accepted) + len(self.rejected)
         elapsed_s = self.transport.clock.now() - started
-        return Progress(len(self._asked), answered, len(self.accepted), elapsed_s)
+        return Progress(len(self._assignments), answered, len(self.accepted), elapsed_s)
 
 
 def check_addressee(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if a report and its assignment differ in client, round or phase, or if the kind of the report is unknown."""
+    """Raise ProtocolError if a report does not answer this assignment, or is of an unknown kind."""
     a, r = assignment, report
     if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
         raise ProtocolError(
@@ -273,7 +266,7 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
 
 
 def check_version(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update was computed from another model version than the version in its assignment."""
+    """Raise ProtocolError if an update was computed from another model version than that of its assignment."""
     a, r = assignment, report
     if (r.version, r.fingerprint) != (a.version, a.fingerprint):
         raise ProtocolError(
@@ -282,19 +275,17 @@ def check_version(report: Report, assignment: Assignment) -> None:
 
 
 def check_update(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update has another model version than its assignment, or invalid metrics or number of examples."""
+    """Raise ProtocolError if an update has the wrong model version, number of examples or metrics."""
     check_version(report, assignment)
     if not 1 <= report.examples <= MAX_EXAMPLES:
         raise ProtocolError(
-            f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
+            f"the report has {report.examples} examples; the number must be from 1 to 2**53"
         )
     ReportedMetrics.unpack(report.metrics)
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if the client and the server disagree about the client's last accepted update, or if the ticket (hash) of the new
-    update is wrong.
-    """
+    """Raise ProtocolError if client and server disagree about the last accepted update, or if the ticket of the new update is wrong."""
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
             f"the last update that the server accepted from this client has the hash '{assignment.accepted}', but the client reports the "
@@ -302,5 +293,5 @@ def _check_step(report: Report, assignment: Assignment) -> None:
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(
-            f"the hash in the report, '{report.ticket}', is not the hash of the report's frame"
+            f"the ticket in the report, '{report.ticket}', is not the hash of the report's frame"
         )

@@ -1,4 +1,4 @@
-"""Initial weights of a run, read from a safetensors file and checked by name and shape."""
+"""Initial weights of a run, from a safetensors file."""
 
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. Frozen parameters and buffers may be missing from the file.
 
-    Raises ValueError if the file cannot be read or does not fit the model. The error message is a predicate such as "cannot be read";
-    callers put the path of the file before it.
+    Raises ValueError if the file cannot be read or does not fit the model. The message lacks its subject, the path, which callers add.
     """
     try:
         tensors = load_file(path)
@@ -46,8 +45,7 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Start a run from the weights in the file `--init`, unless the run has a checkpoint with newer weights. This function must be called
-    before round 1.
+    """Before round 1, replace the initial weights by those in the file `--init`, unless the run continues from a checkpoint.
 
     Only trainable parameters are taken from the file. Raises ConfigError if the file does not fit the model, or if a frozen parameter has
     another value in the file than in the model.

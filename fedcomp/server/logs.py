@@ -1,7 +1,6 @@
 """A log in JSON lines: one object per event of a run or of a client, with the time in UTC.
 
-Each event of a run corresponds to a hook of `Callback`. The fields of an event are those of the dataclasses in callbacks.py. At most one
-`progress` event is logged per second. For example:
+Each event of a run corresponds to a hook of `Callback`. For example:
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 """
@@ -29,12 +28,10 @@ PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
 
 
 class JsonLog(Callback):
-    """A log with one line of JSON per event. The log is written to a file, or to standard output if `where` is "-".
+    """A log with one line of JSON per event, in a file, or on standard output if `where` is "-".
 
-    While the log uses standard output, everything else that is printed goes to standard error.
-
-    The log is a context manager. On entry, the log raises ConfigError if its file cannot be written. On exit, the log records the exception
-    that ended the run, if any.
+    While the log uses standard output, everything else that is printed goes to standard error. The log is a context manager: it raises
+    ConfigError on entry if its file cannot be written, and records the exception that ended the run, if any, on exit.
     """
 
     def __init__(
@@ -45,30 +42,30 @@ class JsonLog(Callback):
     ):
         self.where, self.now, self.clock = where, now, clock
         self._add: Callable[[str], None]
-        self._ends = ExitStack()
+        self._exit_stack = ExitStack()
         self._next_progress = -math.inf
 
     def __enter__(self) -> Self:
         if self.where == STDOUT:
             self._add = functools.partial(print, file=sys.stdout, flush=True)
-            self._ends.enter_context(redirect_stdout(sys.stderr))
+            self._exit_stack.enter_context(redirect_stdout(sys.stderr))
             return self
         found = f"--log-json {self.where} cannot be written"
         with os_errors(ConfigError, found, "give a file in an existing folder"):
             file = expand_home(self.where, "--log-json").open("ab", buffering=0)
-        self._ends.enter_context(file)
+        self._exit_stack.enter_context(file)
         self._add = functools.partial(_append, file)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._ends, suppress(OSError):
+        with self._exit_stack, suppress(OSError):
             if isinstance(error, KeyboardInterrupt):
                 self.write("interrupted")
             elif error is not None:
                 self.write("failed", error=type(error).__name__, reason=str(error))
 
     def write(self, event: str, /, **values: Any) -> None:
-        """Append a line. Raises OSError."""
+        """Append a line. Raises OSError if that fails."""
         moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds")
         moment = moment.replace("+00:00", "Z")
         self._add(json.dumps({"time": moment, "event": event} | for_json(values), allow_nan=False))

@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus. docs/reference/metrics.md lists the metric families. Counters start at 0 when the process starts."""
+"""Metrics of a run for Prometheus (docs/reference/metrics.md). Counters start at 0 when the process starts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +19,13 @@ ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # s
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # Fields of Header that are labels of the run's metrics.
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")
-# Maximum number of client metrics. If clients report more, the least recently reported metrics are dropped.
+# Maximum number of metrics that clients report. The least recently reported ones are dropped.
 MAX_CLIENT_METRICS = 128
-# Help texts of the metric families. A metric family is named NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, else a
-# gauge.
+# Help texts of the metric families, by NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, and otherwise a gauge.
 TOTALS = {  # sums of fields of RoundRecord
     "accepted_total": "Accepted updates.",
     "uplink_bytes_total": "Bytes of frames (encoded updates) from clients.",
-    "downlink_bytes_total": "Bytes of frames (encoded updates) to clients.",
+    "downlink_bytes_total": "Bytes of frames (encoded updates) and strategy data to clients.",
     "dense_uplink_bytes_total": "Bytes that clients would have sent without compression (float32 models).",
     "dense_downlink_bytes_total": "Bytes that clients would have received without compression (float32 models).",
     "relayed_bytes_total": "Bytes of frames (encoded updates) from relays.",
@@ -58,7 +57,7 @@ OF_DEPLOYMENT = {
     "client_staleness_rounds{client}": "Rounds by which the client's last answer was late.",
     "client_suspicion{client}": "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
     "client_uplink_bytes_total{client}": "Bytes of frames (encoded updates) from the client.",
-    "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) to the client.",
+    "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) and strategy data to the client.",
     "client_rejected_total{client}": "Rounds in which the client was rejected.",
     "client_wire_received_bytes_total{client}": "TCP payload received from the client.",
     "client_wire_sent_bytes_total{client}": "TCP payload sent to the client.",
@@ -69,19 +68,19 @@ class Metrics(Callback, Collector):
     """The metrics of a run for Prometheus. Any thread may call `collect`."""
 
     def __init__(self) -> None:
-        # By metric family: a number, or a dict with a number for each label. A number that is not known yet is None.
+        # By metric family: a number (None if not known yet), or a number for each label.
         self.values: dict[str, Any] = {"round": 0, "answered": 0, "clients_wanted": 0}
         for family in OF_RUN | OF_DEPLOYMENT:
             name, brace, _ = family.partition("{")
             unknown = 0 if name.endswith("_total") else None
             self.values.setdefault(name, Counter() if brace else unknown)
-        self.options: dict[str, str] = {}  # options of the run, by their label
-        # The last values of the metrics that clients have reported, from the least to the most recently reported metric.
+        self.options: dict[str, str] = {}  # options of the run by label
+        # Last values of the metrics that clients reported, from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
-        self.checkpoints_s = _histogram(
-            "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
-        )
+        name, help = "fedcomp_round_seconds", "Duration of a round."
+        self.rounds_s = Histogram(name, help, buckets=ROUND_BOUNDS, registry=None)
+        name, help = "fedcomp_checkpoint_seconds", "Time to write a checkpoint."
+        self.checkpoints_s = Histogram(name, help, buckets=CHECKPOINT_BOUNDS, registry=None)
         self.port: Callable[[], PortFigures] | None = None
         self.lock = Lock()
         self.registry = CollectorRegistry()
@@ -190,7 +189,7 @@ class Metrics(Callback, Collector):
 
 
 def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
-    """Return the metric family `family` (a key of OF_RUN or OF_DEPLOYMENT) with the samples in `values`. None values are left out."""
+    """Return the metric family with a key of OF_RUN or OF_DEPLOYMENT. Unknown values (None) are left out."""
     name, _, label = family.removesuffix("}").partition("{")
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     if not label:
@@ -202,25 +201,21 @@ def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
     return labelled
 
 
-def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
-    return Histogram(f"fedcomp_{name}", help, buckets=bounds, registry=None)
-
-
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the metric family of a histogram without its `_created` samples, which Prometheus would show as another family."""
+    """Return the family of a histogram without its `_created` samples, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family
 
 
 def _encodable(text: str) -> str:
-    """Return `text` with "?" in place of characters that UTF-8 cannot encode. Some file names contain such characters."""
+    """Replace characters that UTF-8 cannot encode, which file names can contain, with "?"."""
     return text.encode("utf-8", "replace").decode()
 
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port within a `with` block, and yield their URL. With port 0, the system chooses a free port.
+    """Serve the metrics on a loopback port in a `with` block, and yield their URL. Port 0 means any free port.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -19,10 +19,9 @@ RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of encoded u
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield one callback that calls `callback` and the callbacks that the run's options add. Close the added callbacks on exit.
+    """Yield a callback that calls `callback` and the callbacks that the run's options add. The added callbacks are closed on exit.
 
-    Raises ConfigError if a port is in use, a file cannot be written, or a package is not installed. The error is raised before anything is
-    written.
+    Raises ConfigError if a port is in use, a file cannot be written, or a package is not installed.
     """
     with ExitStack() as exit_stack:
         others: dict[str, Callback] = {}
@@ -44,8 +43,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """A callback that writes TensorBoard scalars to the run folder, one point per round. The scalars are named like the fields of
-    metrics.jsonl.
+    """A callback that writes TensorBoard scalars, named like the fields of metrics.jsonl, to the run folder.
 
     Raises ConfigError if the package tensorboard is not installed.
     """
@@ -61,18 +59,13 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def close(self) -> None:
-        """Close TensorBoard's event file."""
         if self._writer is not None:
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so the old scalars of these rounds are
-        hidden.
-        """
-        self._writer = self._open(
-            str(Path(header.out) / FOLDER),
-            purge_step=header.first_round if header.first_round > 1 else None,
-        )
+        # A resumed run repeats the rounds after the checkpoint: hide the old scalars of these rounds.
+        purge_step = header.first_round if header.first_round > 1 else None
+        self._writer = self._open(str(Path(header.out) / FOLDER), purge_step=purge_step)
 
     def on_round_end(self, record: RoundRecord) -> None:
         values = {name: getattr(record, name) for name in SCALARS}

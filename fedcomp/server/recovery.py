@@ -20,17 +20,17 @@ RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 
 
 class Stateful(Protocol):
-    """An object that stores its own state in the checkpoint, such as a strategy, the server optimizer, or the simulated clients."""
+    """An object that stores its state in the checkpoint, such as a strategy, the server optimizer, or the simulated clients."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state. `vector(name)` and `value(name)` return the entry of this name, or None."""
+        """Restore the state. `vector(name)` and `value(name)` return an entry, or None if there is none."""
 
 
 class Recovery:
-    """The saving and restoring of a run's state. Call `restore` before the first round, and `save` for each checkpoint."""
+    """The saving and restoring of a run. Call `restore` before the first round, and `save` for each checkpoint."""
 
     def __init__(
         self,
@@ -40,22 +40,21 @@ class Recovery:
         rounds: int,
         others: Mapping[str, Stateful],
     ):
-        """`data` is the training data, or None if the server has no data. A run can only be resumed with the same data.
+        """`data`: the training data, which a resumed run must not change, or None if the server has none.
 
-        `others`: further objects that store their state in the checkpoint. The keys are the prefixes of the entries' names.
+        `others`: further objects with state, by the prefix of the names of their entries.
         """
         self.folder, self.loop, self.rounds, self.others = folder, loop, rounds, others
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
+        # Hashes of the model and the data, which must not change. The keys are used in an error message.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",
         }
 
     def restore(self) -> int:
-        """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the number of the last round in the
-        checkpoint.
+        """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the last saved round.
 
         Raises RunFolderError if the model or the data have changed since the start of the run, or if the run has already done more than
         `rounds` rounds. Raises CheckpointError if the checkpoint is damaged.
@@ -79,10 +78,7 @@ class Recovery:
         return self.saved_round
 
     def _check(self, run: dict[str, Any]) -> None:
-        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options.
-
-        `run` is the parsed entry "run" of the checkpoint.
-        """
+        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options. `run`: parsed entry RUN."""
         where = f"the run in {self.folder.path}"
         for difference, value in self.identity.items():
             if run[difference] != value:
@@ -161,7 +157,7 @@ class Recovery:
         self.saved_round = round
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects that store their state in the checkpoint. The keys of the dict are the prefixes of the entries' names."""
+        """Return the objects with state, by the prefix of the names of their entries."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {"strategy/": loop.strategy, "optimizer/": loop.optimizer}
         if isinstance(loop, AsynchronousLoop):

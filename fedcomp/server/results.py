@@ -1,20 +1,14 @@
-"""Functions for simulations and deployments: make the strategy, and collect metrics, warnings and the summary of a run."""
+"""Functions of simulations and deployments: make the strategy, check options, and collect warnings, metrics and the summary."""
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from .. import __version__, spec
-from ..callbacks import (
-    ClientMetric,
-    Rejection,
-    RejectionSummary,
-    RoundRecord,
-    Summary,
-)
+from ..callbacks import ClientMetric, Rejection, RejectionSummary, RoundRecord, Summary
 from ..config import RunConfig, flag
 from ..errors import ConfigError
 from ..layout import Layout
@@ -25,13 +19,13 @@ from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks import Task
 from ..tasks.data import Examples, describe_non_finite
 
-# Maximum number of rejection reasons in summary.json, and of clients for each reason. The file metrics.jsonl has all rejections.
+# Maximum number of rejection reasons in summary.json, and of clients for each reason. metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
 # Fields of Summary: values of the last round, and sums over all rounds.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
-TRAIN = "train_"  # prefix of the names of metrics from training
-# Metrics for which the mean over the worst tenth of the clients is reported, and whether a higher value is better.
+TRAIN_PREFIX = "train_"  # prefix of the names of metrics from training
+# Metrics whose mean over the worst tenth of the clients is reported, and whether a higher value is better.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 KINDS = "kinds"  # name of an entry in a checkpoint
 # Kinds of warnings.
@@ -44,14 +38,14 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class WarningLog:
-    """A log of the warnings of a run. Each warning is immediately passed to `forward`, and is added to the record of its round.
+    """A log of the warnings of a run, which passes each warning to `forward` and keeps it for the record of the round.
 
-    Only the first warning of each kind is reported, even if the run is resumed. Warnings with `kind=""` are always reported.
+    Only the first warning of each kind is reported in a run, also after a resume. Warnings with `kind=""` are always reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):
         self.forward = forward
-        self.kinds: set[str] = set()  # kinds of the warnings that were reported so far
+        self.kinds: set[str] = set()  # kinds of the reported warnings
         self._of_round: list[str] = []
 
     def __call__(self, sentence: str, kind: str = "") -> None:
@@ -75,7 +69,7 @@ class WarningLog:
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the strategy of a run, given the run's options and the layout of the model. Raises SpecError or ConfigError."""
+    """Return the strategy of a run. Raises SpecError or ConfigError for options that cannot work."""
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both set how long clients train; give one of them"
@@ -86,8 +80,8 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
         )
     budget_bytes, budget_s = spec.parse_budget(config.budget) if config.budget else (0, 0.0)
     local = dict(read_optimizer(config.optimizer).options)
-    options = {field.name for field in dataclasses.fields(config)}
-    shared = [f.name for f in dataclasses.fields(StrategyConfig) if f.name in options]
+    options = {field.name for field in fields(config)}
+    shared = [f.name for f in fields(StrategyConfig) if f.name in options]
     strategy_config = StrategyConfig(
         **{name: getattr(config, name) for name in shared}
         | {"lr": config.learning_rate, "momentum": local.get("momentum", config.momentum)},
@@ -105,14 +99,12 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
-    """Return the options with which clients train. If the server applies the weight decay, the clients train without it."""
-    return (
-        dataclasses.replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
-    )
+    """Return the options with which clients train: without weight decay if the server applies it."""
+    return replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
 
 
 def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy) -> None:
-    """Raise ConfigError if an option of local training is set, but has no effect because the task has its own optimizer or train_fn."""
+    """Raise ConfigError for an option of local training without effect, because the task has its own optimizer or train_fn."""
     trains = client_config(config, strategy)
     if task.train_fn is not None:
         unused, own = UNUSED_BY_TRAIN_FN, "its own train_fn"
@@ -121,7 +113,7 @@ def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy
         unused, own = UNUSED_BY_OWN_OPTIMIZER - ({"lr"} if keeps_lr else set()), "its own optimizer"
     else:
         return
-    for f in dataclasses.fields(RunConfig):
+    for f in fields(RunConfig):
         value = getattr(trains, f.name)
         if f.name in unused and value != f.default:
             given = flag(f.name) if value is True else f"{flag(f.name)} {value}"
@@ -134,10 +126,10 @@ def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy
 def bandwidths_of(
     strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
 ) -> dict[int, float]:
-    """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
+    """Return the uplink bandwidth of each client in bytes per second, or an empty dict without --budget.
 
-    The bandwidths come from --bandwidths, or else from `uplinks`, the bandwidths of the virtual network (None without a network). A list
-    that is shorter than the number of clients is repeated. Raises ConfigError if the budget is too small.
+    The bandwidths come from --bandwidths, or else from `uplinks`, those of the virtual network (None without a network). A short list is
+    repeated. Raises ConfigError if the budget is too small, or if options exclude each other.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -162,12 +154,10 @@ def bandwidths_of(
 
 
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
-    """Return the metrics that a client reported, as name → (value, number of examples). Names of metrics from training begin with
-    "train_".
-    """
+    """Return the metrics that a client reported: (value, number of examples) by name. Names of training metrics begin with "train_"."""
     m = accepted.metrics
     return {
-        name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
+        name if name.startswith(TRAIN_PREFIX) else TRAIN_PREFIX + name: (value, accepted.examples)
         for name, value in m.training.items()
     } | {name: (value, m.examples) for name, value in m.evaluation.items()}
 
@@ -175,9 +165,7 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the statistics of each metric over the clients, and the metrics of each client. Non-finite values are left out with a
-    warning.
-    """
+    """Return the statistics of each metric over the clients, and each client's metrics. Non-finite values are omitted with a warning."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -190,13 +178,13 @@ def summarize_client_metrics(
                     f"round {round}: client {a.client} reports {value} as its '{name}'; metrics that are not finite are left out",
                     kind=METRICS_NOT_FINITE,
                 )
-    return {name: _spread(name, column) for name, column in columns.items()}, by_client
+    return {name: _summarize(name, column) for name, column in columns.items()}, by_client
 
 
-def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
+def _summarize(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
     total = sum(examples for _, examples in column)
     values = sorted(value for value, _ in column)
-    higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN))
+    higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN_PREFIX))
     worst = None
     if higher is not None:
         n_worst = -(-len(values) // 10)
@@ -208,10 +196,10 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
 def summarize_run(
     records: Sequence[RoundRecord], config: RunConfig, device: str, warnings: Iterable[str]
 ) -> Summary:
-    """Return the summary of a run from the records of its rounds. `warnings` are added to the warnings of the rounds."""
+    """Return the summary of a run from the records of its rounds, with `warnings` in addition to those of the rounds."""
 
     def total(field: str) -> Any:
-        """Return the sum of a field over all rounds, or None if the field is None in any round."""
+        """Return the sum of a field over all rounds, or None if it is None in any round."""
         values = [getattr(record, field) for record in records]
         return None if None in values else sum(values)
 
@@ -248,10 +236,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn, once in a run, about a test loss that is not finite, which metrics.jsonl stores as null.
-
-    `loss` is the loss on the data `test`, or None if the model was not evaluated in this round.
-    """
+    """Warn, once in a run, if `loss`, the loss on the data `test`, is not finite. None means that the model was not evaluated."""
     if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
         return
     values = describe_non_finite(test)

@@ -1,7 +1,7 @@
 """The round loop: draw a cohort, exchange messages with it, aggregate the updates, broadcast the new model.
 
 A strategy chooses the cohort (the clients of a round) and the phases (exchanges of messages), and aggregates the accepted updates. The
-round loop chooses the cheapest download for each client, checks every report as it arrives, ends the phases, applies the server optimizer,
+round loop chooses the smallest download for each client, checks every report as it arrives, ends the phases, applies the server optimizer,
 and creates the broadcast.
 """
 
@@ -36,13 +36,12 @@ from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
 
-# Dense updates of at least this many bytes are freed once they are aggregated.
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20  # dense updates of at least this size are freed once they are aggregated
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round. To save memory, `accepted` does not keep the values and encoded bytes of large dense updates."""
+    """The result of a round. To save memory, large dense updates in `accepted` have neither values nor encoded bytes."""
 
     round: int
     cohort: list[int]
@@ -50,7 +49,7 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None if the round did not update the model
-    # By client: fraction of the client's votes that contradicted a large majority of clients. Empty if the strategy has no votes.
+    # By client: fraction of its votes that contradicted a large majority of clients. Empty if the strategy has no votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
     clipped: int = 0  # number of accepted updates that were clipped
@@ -62,14 +61,14 @@ class RoundResult:
 
 
 class RoundLoop:
-    """A loop that runs the rounds of a strategy and sends its messages over a transport. The loop also records the state of each client.
+    """A loop that runs the rounds of a strategy, sends its messages over a transport, and records the state of each client.
 
-    `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
-    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer: `answered` of the `asked`
-    clients have answered so far. `bandwidths` are uplink speeds by client, in bytes per second, if known. `evaluates(round)` returns
-    whether the clients of a round evaluate the model that they receive.
+    `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients; by default, it
+    returns all connected clients. `on_answer(round, answered, asked)` is called after each answer: `answered` of the `asked` clients have
+    answered. `bandwidths`: uplink speeds by client, in bytes per second, if known. `evaluates(round)` returns whether the clients of a
+    round evaluate the model that they receive.
 
-    The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
+    The order in which updates are summed depends on the client ids, not on the order of answers.
     """
 
     def __init__(
@@ -89,15 +88,13 @@ class RoundLoop:
         self.on_answer, self.evaluates = on_answer, evaluates
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
-        self.versions: dict[int, str] = {}  # by client: the last model version that it reported
+        self.versions: dict[int, str] = {}  # by client: last model version that it reported
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
-        # Number of examples in each client's last accepted report.
+        # By client: number of examples in its last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: a frame with the coordinates of its last accepted update that the server did not use. The frame is deleted when the
-        # client has received it.
+        # By client: frame with the coordinates of its last accepted update that the server did not use, until the client receives it.
         self.dropped: dict[int, bytes] = {}
-        # Clients that took part in rounds since the last checkpoint.
-        self.changed_clients: set[int] = set()
+        self.changed_clients: set[int] = set()  # clients of the rounds since the last checkpoint
 
     @property
     def model(self) -> Tensor:
@@ -109,7 +106,7 @@ class RoundLoop:
         for round in rounds:
             with timed("round"):
                 results = [self.run_round(round)]
-            yield results.pop()  # this generator keeps no reference, so the caller can free the result
+            yield results.pop()  # no reference is kept, so the caller can free the result
 
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy
@@ -121,7 +118,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # clears only the cache: `assignments` has the downloads
+            self.broadcasts.release_downloads()  # `assignments` has the downloads
             ends = phase.completion or completion
             exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
@@ -140,23 +137,24 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return a message exchange for a phase, and the assignments to send to the clients in `configs`.
+        """Return the exchange of a phase and the assignments for the clients in `configs`, which are counted in `traffic`.
 
-        `before` holds the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
+        `before`: accepted updates of the earlier phases of the round.
         """
         b, strategy, counterpart = self.broadcasts, self.strategy, self.strategy.counterpart
         assignments = []
         for client, config in configs.items():
             version = self.versions.get(client, b.first)
-            download = b.download(version)  # the shortest form
-            traffic.behind.setdefault(client, b.behind(version))
+            download = b.download(version)
+            traffic.versions_behind.setdefault(client, b.versions_behind(version))
             announced = dict(strategy.announce(phase, client, before))
             if counterpart is not None and not before:
                 announced |= counterpart.announce()
             flat = [part for name, value in announced.items() for part in (name.encode(), value)]
             returned = self.dropped.get(client, b"")
             first = client not in self.versions
-            traffic.sent(client, download, [*flat, returned], first=first, newest=b.newest_bytes)
+            attached = [*flat, returned]
+            traffic.add_download(client, download, attached, first=first, newest=b.newest_bytes)
             assignments.append(
                 Assignment(
                     round,
@@ -187,7 +185,7 @@ class RoundLoop:
     ) -> RoundResult:
         """Aggregate the updates of the last phase, update the model, and record which client updates were accepted.
 
-        The last phase is removed from `phases`, so that its updates can be freed.
+        The last phase is removed from `phases`, so that its updates can be freed during the round.
         """
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = phases.popitem()
@@ -202,7 +200,7 @@ class RoundLoop:
                 if counterpart is None:
                     # Free the updates' memory before the broadcast is made.
                     last = [_without_values(a) for a in last]
-                broadcast = self._move(round, update, aggregation.decay)
+                broadcast = self._update_model(round, update, aggregation.decay)
             except NonFiniteError:
                 reason = "the sum of this round's updates is not finite"
                 refused |= {a.client: reason for a in last}
@@ -231,29 +229,25 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version. Delete the client's frame in `dropped`, because the client has received the frame."""
+        """Record the client's model version, and that it has received its frame in `dropped`."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
     def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
-        """Aggregate the updates with the strategy. Return the result of `aggregate`, and the step [numel] of the server optimizer."""
+        """Aggregate the updates. Return the result of `aggregate`, and the step [numel] of the server optimizer."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
-        estimated, weights = self._estimated(phases), self.broadcasts.weights
+        estimated, weights = self._with_estimates(phases), self.broadcasts.weights
         updates = RoundUpdates(round, estimated, weights, self.examples, len(self.versions))
-        # Ignore overflow in this block, since `Broadcasts.prepare` detects values that are not finite.
+        # `Broadcasts.prepare` detects values that are not finite.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             return aggregation, self.optimizer.step(update)
 
-    def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Multiply `update`, the step of the server optimizer, by --server-lr in place, and publish the result as a broadcast.
-
-        Return the broadcast, or None if there is nothing to send. Raises NonFiniteError, and leaves the model unchanged, if the step is not
-        finite.
-        """
+    def _update_model(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
+        """Publish a broadcast of the optimizer's step times --server-lr. Raises NonFiniteError before the model changes."""
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
             update.mul_(self.config.server_lr)
@@ -263,8 +257,8 @@ class RoundLoop:
                 self.optimizer.commit()
         return broadcast
 
-    def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by estimates if the error-feedback memory has a part on the server (counterpart)."""
+    def _with_estimates(self, phases: AcceptedByPhase) -> AcceptedByPhase:
+        """Replace the updates of the last phase by the estimates of the error-feedback memory's part on the server, if any."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -273,14 +267,13 @@ class RoundLoop:
         for a in last:
             estimate = counterpart.estimate(a.client, a.update, a.fresh)
             estimates[a.client] = replace(a, update=estimate)
-        # Estimates for clients that sent no update.
         for client, update in counterpart.absent([*estimates]):
             examples = self.examples[client]
             estimates[client] = AcceptedUpdate(client, update, examples, math.nan, "", fresh=False)
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return the squared norm ‖step / server_lr‖² of the model's step in a round, for comparison with the ‖update‖² of clients."""
+        """Return ‖step / server_lr‖² for the model's step in a round, for comparison with the ‖update‖² of clients."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
@@ -290,9 +283,7 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return a copy of a large dense update, with NaN in place of its values and without its encoded bytes, so that their memory can be
-    freed. Return small and sparse updates unchanged.
-    """
+    """Return a large dense update without encoded bytes and with NaN for its values, and any other update unchanged."""
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
         return accepted

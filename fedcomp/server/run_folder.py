@@ -39,10 +39,10 @@ CHECKPOINT = "checkpoint"
 
 
 class RunFolder(OutFolder):
-    """The folder of one run.
+    """The folder of one run. Without --out, `open` sets `path` to a new name.
 
-    Raises RunFolderError if the folder --out of a new run exists already, or if the folder --out of a resumed run has no run with these
-    options. The error is raised before anything is written. Without --out, `open()` sets `path` to a name that no other run has.
+    Raises RunFolderError, before anything is written, if the folder --out of a new run is not empty, or if the folder --out of a resumed
+    run has no run with these options.
     """
 
     def __init__(self, config: RunConfig):
@@ -50,7 +50,7 @@ class RunFolder(OutFolder):
         self.stored = self._stored(config) if config.resume else {}
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """Write every option to config.toml, and the choices for this machine to its table [resolved]."""
+        """Write config.toml: every option, and the choices for this machine in the table [resolved]."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         self._replace(RUN_FILE, tomli_w.dumps(values))
 
@@ -65,17 +65,16 @@ class RunFolder(OutFolder):
         return stored
 
     def append(self, record: RoundRecord) -> int:
-        """Append the record of a round to metrics.jsonl. Return the new size of the file in bytes."""
+        """Append a record to metrics.jsonl. Return the new size of the file in bytes."""
         with self._writing(), open(self.path / METRICS, "ab") as file:
             file.write((json.dumps(values_of(record)) + "\n").encode())
             return file.tell()
 
     def records(self) -> list[RoundRecord]:
-        """Return the records of metrics.jsonl."""
         return read_records(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
-        """Remove the lines of metrics.jsonl that were appended after the checkpoint. Raises RunFolderError if earlier lines are missing."""
+        """Truncate metrics.jsonl to its length at the checkpoint. Raises RunFolderError if it is shorter or damaged."""
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size < length:
@@ -98,7 +97,7 @@ class RunFolder(OutFolder):
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Return the records in a metrics.jsonl file, or an empty list if there is no such file. Raises RunFolderError for a damaged file.
+    """Return the records in a metrics.jsonl file, or [] if there is none. Raises RunFolderError for a damaged file.
 
     A last line without a newline is ignored, because the process may have been killed while it wrote the line.
     """
@@ -112,7 +111,7 @@ def read_records(path: Path) -> list[RoundRecord]:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the content of a summary.json file, or None if there is no such file. Raises RunFolderError for a damaged file."""
+    """Return the content of a summary.json file, or None if there is none. Raises RunFolderError for a damaged file."""
     try:
         return parse_summary(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -153,13 +152,13 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
 
 
 def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
-    """Return the summaries of the metrics that clients reported, by name, from a parsed line of metrics.jsonl or from summary.json."""
+    """Return the metrics that clients reported, from a parsed line of metrics.jsonl or from summary.json."""
     reported = values.get("client_metrics", {})
     return {name: ClientMetric(**spread) for name, spread in reported.items()}
 
 
 def _folder_label(task: str) -> str:
-    """Return a task's name for use in the name of a run folder."""
+    """Return a task's name for the name of a run folder."""
     if task.startswith(OBJECT):
         return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
     return Path(task.partition(":")[0]).stem.strip("-") or "task"

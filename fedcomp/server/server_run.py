@@ -30,9 +30,9 @@ UNCHANGED = "the trained model has its initial weights; the train_fn must change
 
 
 class ServerRun(ABC):
-    """A run with its folder, task and strategy. Base class of simulations and deployments, whose constructors set `loop` and `evaluator`.
+    """Base class of simulations and deployments, whose constructors set `loop` and `evaluator`.
 
-    If `task` is None, the task that `config.task` names is loaded. Raises UserError for options that cannot work.
+    `task`: a replacement for the task that `config.task` names. Raises UserError for options that cannot work.
     """
 
     loop: RoundLoop
@@ -54,7 +54,7 @@ class ServerRun(ABC):
     def open(
         self, exit_stack: ExitStack, data: Examples | None, others: Mapping[str, Stateful]
     ) -> int:
-        """Open the run folder until `exit_stack` ends, and restore a resumed run. Return the number of the last saved round.
+        """Open the run folder until `exit_stack` ends, and restore a resumed run. Return the last saved round.
 
         See Recovery for `data` and `others`.
         """
@@ -71,7 +71,7 @@ class ServerRun(ABC):
         return done
 
     def make_header(self, first_round: int, **others: Any) -> Header:
-        """Return the description of the run. `others` are the fields of Header that differ between simulations and deployments."""
+        """Return the description of the run. `others`: fields of Header that differ between simulations and deployments."""
         config, strategy, task = self.config, self.strategy, self.task
         return Header(
             task=task.name,
@@ -95,14 +95,13 @@ class ServerRun(ABC):
         )
 
     def record(self, result: RoundResult, began: float) -> RoundRecord:
-        """Evaluate the model after a round, and return the record of the round (a line of metrics.jsonl), including a record of each client
-        that reported metrics.
+        """Evaluate the model after a round, and return the record of the round, with a record of each client that reported metrics.
 
-        `began` is the time at which the round began, as returned by `time.perf_counter`.
+        `began`: `time.perf_counter()` at the start of the round.
         """
         evaluation = self.evaluator.evaluate(result.round, self.loop.model)
         check_loss(self.warnings, result.round, evaluation.loss, self.evaluator.test)
-        spreads, values = summarize_client_metrics(result.round, result.accepted, self.warnings)
+        summaries, values = summarize_client_metrics(result.round, result.accepted, self.warnings)
         traffic, dense = result.traffic, 4 * self.evaluator.layout.numel
         return RoundRecord(
             round=result.round,
@@ -117,10 +116,9 @@ class ServerRun(ABC):
             dense_uplink_bytes=dense * len(result.cohort),
             dense_downlink_bytes=dense * len(traffic.downlink),
             seconds=time.perf_counter() - began,
-            catch_up_bytes=traffic.catch_up,
-            first_download_bytes=traffic.first_download,
-            # A client that skipped the round has neither an update nor a ticket (hash). A client has a ticket but no update if a relay has
-            # added this client's update to the update of another client.
+            catch_up_bytes=traffic.catch_up_bytes,
+            first_download_bytes=traffic.first_download_bytes,
+            # A client with a ticket (hash) but no update did not skip: a relay has added its update to that of another client.
             skipped=sum(a.update is None and not a.ticket for a in result.accepted),
             uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
             rejections=tuple(result.rejections),
@@ -128,13 +126,13 @@ class ServerRun(ABC):
             clipped=result.clipped,
             metrics=evaluation.metrics,
             simulated_s=result.simulated_s,
-            client_metrics=spreads,
+            client_metrics=summaries,
             by_client=tuple(
                 ClientRecord(
                     client,
                     uplink_bytes=traffic.uplink.get(client, 0),
                     downlink_bytes=traffic.downlink.get(client, 0),
-                    versions_behind=traffic.behind.get(client),
+                    versions_behind=traffic.versions_behind.get(client),
                     staleness=traffic.staleness.get(client, 0),
                     metrics=numbers,
                 )
@@ -143,9 +141,7 @@ class ServerRun(ABC):
         )
 
     def finish(self, device: str) -> Summary:
-        """Write the trained model and the summary of the run to its folder, and return the summary. `device` describes the training
-        device.
-        """
+        """Write the trained model and the summary of the run to its folder, and return the summary. `device`: training device."""
         weights, evaluator, folder = self.loop.model, self.evaluator, self.folder
         folder.write_model(evaluator.export(weights))
         records, warnings = folder.records(), list[str]()

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Seconds that a client has to reconnect if its connection ends before the client has answered. After the client has reconnected, its
-# assignment is sent again.
+# Seconds that a client has to reconnect if its connection ends before it has answered. Its assignment is then sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "the client's connection ended, and the client did not reconnect in time"
 
@@ -27,34 +26,33 @@ class Delivery:
 
     client: int
     answer: Report | Lost
-    arrived_s: float  # time of arrival by the transport's clock
-    # Clients whose updates a relay may have added to this client's update.
-    summed: tuple[int, ...] = ()
+    arrived_s: float  # by the transport's clock
+    summed: tuple[int, ...] = ()  # clients whose updates a relay may have added to this answer
 
 
 class Clock:
-    """The clock of a run, which measures real time. The subclass for simulations with a virtual network measures virtual time."""
+    """The clock of a run, which measures real time. A subclass measures virtual time, for simulations with a virtual network."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    started_s: float = 0.0  # return value of `now` at the start of the last exchange of messages
-    limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
+    started_s: float = 0.0  # start of the last exchange of messages, as returned by `now`
+    limit_s: float | None = None  # time limit of the last exchange of messages
 
     def begin(self, limit_s: float | None) -> None:
-        """Record that an exchange of messages starts. `limit_s`: the time limit of the exchange in seconds, or None for no limit."""
+        """Record the start of an exchange of messages. `limit_s`: its time limit, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers the transport may deliver before the server must check whether the exchange of messages is complete."""
+        """Set how many answers the transport may deliver before the server must check whether the exchange is complete."""
 
     def now(self) -> float:
         """Return the time in seconds since an arbitrary start. Compare only times of the same exchange of messages."""
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time of the run to `time_s` seconds. A clock that measures real time ignores `time_s`."""
+        """Set the virtual time of the run. A clock that measures real time ignores the call."""
 
     def take(self) -> float | None:
-        """Return the virtual seconds that have passed since the last call, or None if the clock measures real time."""
+        """Return the virtual seconds since the last call, or None if the clock measures real time."""
         return None
 
 
@@ -74,10 +72,10 @@ class Transport(Protocol):
         """Send each assignment to its client, without waiting for the answers."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Return the answers that have arrived. Wait up to `timeout_s` seconds for an answer; return an empty list if none arrives."""
+        """Return the answers that have arrived. If there are none, wait up to `timeout_s` seconds for one."""
 
     def cancel(self, clients: Collection[int]) -> None:
         """Withdraw the open assignments of `clients`, if any."""
 
     def close(self) -> None:
-        """Release connections and threads. This method may be called twice."""
+        """Release connections and threads. May be called twice."""

@@ -280,13 +280,14 @@ class Timing:
 
     def take_changes(self) -> Changes:
         time_s, busy = self.clock.time_s, self.transport.busy
+        responsive = self._availability.responsive
         state = {
             "network": self.network.profiles.fingerprint,
             "time_s": time_s,
             "busy": [[client, *work] for client, work in busy.items() if work[1] > time_s],
             "late": [*self.transport.late.items()],
             "silent": sorted(self._availability.silent),
-            "usual": self._availability.usual if math.isfinite(self._availability.usual) else None,
+            "usual": responsive if math.isfinite(responsive) else None,
         }
         return {}, {STATE: json.dumps(state).encode()}
 
@@ -307,7 +308,8 @@ class Timing:
         self.transport.busy = {client: (begins, ends) for client, begins, ends in state["busy"]}
         self.transport.late = dict(state["late"])
         self._availability.silent = set(state["silent"])
-        self._availability.usual = math.inf if state["usual"] is None else state["usual"]
+        responsive = state["usual"]
+        self._availability.responsive = math.inf if responsive is None else responsive
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:

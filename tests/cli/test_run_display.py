@@ -6,7 +6,7 @@ import pytest
 
 from fedcomp.callbacks import Rejection, RejectionSummary, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.run_display import LineDisplay, Totals, facts, rejections, suspects, verdict
+from fedcomp.run_display import LineDisplay, Totals, header_rows, rejections, summary_rows, suspects
 from fedcomp.server.results import MAX_CLIENTS, MAX_REASONS, summarize_rejections
 
 
@@ -18,8 +18,10 @@ def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
 
 def test_the_header_names_byzantine_clients(fake_run):
     header = replace(fake_run(3).header, attack="inverted 3/7, alie 12", byzantine=3)
-    assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in facts(header)
-    assert "attack" not in dict(facts(fake_run(3).header))
+    assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in header_rows(
+        header
+    )
+    assert "attack" not in dict(header_rows(fake_run(3).header))
 
 
 def test_the_most_frequent_reasons_of_a_round_are_listed(fake_run):
@@ -70,7 +72,7 @@ def test_the_verdict_names_clients_with_rejected_updates_and_the_reasons(fake_ru
         RejectionSummary("reply", "no answer", 12, (1, 6)),
         RejectionSummary("encode", "the update is nan", 4, tuple(range(16)), 100),
     )
-    lines = verdict(replace(fake_run(3).summary, rejections=found), Totals(rejected=16))
+    lines = summary_rows(replace(fake_run(3).summary, rejections=found), Totals(rejected=16))
     assert lines[-3:] == [
         ("rejected", "16 updates"),
         ("", "12 updates of clients 1, 6 rejected at reply: no answer"),

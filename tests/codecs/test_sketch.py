@@ -94,7 +94,7 @@ def test_decoding_returns_the_largest_estimates():
     x, n = normal(7850), 7850
     c = codec("sketch:density=1/10")
     frame = c.encode(x, seed=4)
-    estimates = count_sketch.estimates(opened("sketch", frame, n).cells, 4, 0, n)
+    estimates = count_sketch.estimates(opened("sketch", frame, n).cells, n, 4)
     largest = np.sort(np.argsort(-np.abs(estimates), kind="stable")[:785])
     update = c.open(frame, n)
     assert update.nonzeros == c.count(n) == 785 and np.array_equal(update.positions, largest)
@@ -338,7 +338,7 @@ def test_sketches_with_different_seeds_are_added_separately():
     assert [total.seed for total in sum_sketches(updates, weights)] == [0, 1]
     for seed in (0, 1):
         cells = sum(np.float32(weights[i]) * updates[i].cells for i in range(4) if i % 2 == seed)
-        expected += torch.from_numpy(count_sketch.estimates(cells, seed, 0, n))
+        expected += torch.from_numpy(count_sketch.estimates(cells, n, seed))
     add_all(updates, weights, total)
     assert torch.allclose(total, expected)
 

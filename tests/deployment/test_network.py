@@ -101,7 +101,7 @@ def test_a_reconnected_client_downloads_missed_broadcasts_or_the_model(network):
         assert back.traffic.downlink[1] == usual == len(missed[-1].broadcast.frame)
         frames = len(missed[0].broadcast.frame) * 4
         assert usual < back.traffic.downlink[2] <= 1.2 * frames < dense / 10
-        assert back.traffic.catch_up == back.traffic.downlink[2] - usual
+        assert back.traffic.catch_up_bytes == back.traffic.downlink[2] - usual
         over_the_line = run.clients.proxies[2].bytes_down - carried
         assert back.traffic.downlink[2] < over_the_line < dense / 2
 

@@ -261,7 +261,7 @@ def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path)
     _, outcomes = trained(
         tmp_path, config, lambda round, client: "before" if (round, client) == (last, 1) else ""
     )
-    assert outcomes[-1].traffic.behind == {0: 1, 1: 1} and not outcomes[-1].rejections
+    assert outcomes[-1].traffic.versions_behind == {0: 1, 1: 1} and not outcomes[-1].rejections
 
 
 # Invitations.

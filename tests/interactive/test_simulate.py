@@ -276,7 +276,7 @@ def test_every_option_is_an_argument():
             {"uplink": ["stc", "topk"]},
             "uplink has 2 values, but a run takes only one; call simulate once for each",
         ),
-        ({"rounds": 2.5}, "--rounds is 2.5, of type float; give int"),
+        ({"rounds": 2.5}, "--rounds is 2.5, of type float; give a value of type int"),
         ({"lr": "fast"}, "lr cannot be 'fast'"),
         ({"uplink": object()}, "--uplink is <object"),
         ({"clients": 0}, "--clients is 0; give at least 1"),

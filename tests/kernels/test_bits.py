@@ -7,6 +7,7 @@ from cases import for_each
 from every_codec import same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_threads import torch_threads
 
 from fedcomp.codecs.update import Bits
 from fedcomp.errors import FrameError
@@ -57,11 +58,8 @@ def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
     """Return signs by the definition. The random sign i of a zero is bit i of the seed's words as bytes, most significant bit first."""
     coins = np.ones(x.numel(), bool)
     if seed is not None:
-        drawn = (
-            philox.words(seed, -(-x.numel() // 32), stream=bits.ZERO_STREAM)
-            .astype("<u4")
-            .view(np.uint8)
-        )
+        words = philox.words(seed, -(-x.numel() // 32), stream=bits.ZERO_STREAM)
+        drawn = words.astype("<u4").view(np.uint8)
         coins = np.unpackbits(drawn, count=x.numel()).astype(bool)
     v = x.float().numpy()
     return np.packbits((v > 0) | ((v == 0) & coins)).tobytes()
@@ -82,14 +80,11 @@ def test_half_precision_has_the_same_signs(dtype):
 
 @for_each("threads", [1, 2, 3])
 def test_signs_of_a_large_vector_do_not_depend_on_the_number_of_threads(threads):
-    x, before = torch.round(normal(2**21 + 77)), torch.get_num_threads()
+    x = torch.round(normal(2**21 + 77))
     x[3::7] = -0.0
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for v in (x, x[1::2], x.clone().requires_grad_()):
             assert bits.signs(v, 5) == plain_signs(v.detach(), 5)
-    finally:
-        torch.set_num_threads(before)
 
 
 @for_each("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
@@ -143,15 +138,10 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
 
 
 def test_threads_add_many_bits_in_place_also_with_a_stride():
-    numel, before = 2**21 + 77, torch.get_num_threads()
+    numel = 2**21 + 77
     x, into, (high, low) = normal(numel), torch.zeros(2 * numel), normal(2, 3).numpy()
     raw, at = bits.read_bits(bits.signs(x), numel), np.arange(numel) % 3
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         Bits(numel, raw, high, low).add_to(into[::2])
-    finally:
-        torch.set_num_threads(before)
-    assert (
-        same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at]))
-        and not into[1::2].any()
-    )
+    assert same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at]))
+    assert not into[1::2].any()

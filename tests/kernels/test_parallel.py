@@ -4,17 +4,15 @@ import multiprocessing
 import threading
 
 import pytest
-import torch
+from torch_threads import torch_threads
 
 from fedcomp.kernels import parallel
 
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def squares(queue=None):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases import for_each
 from torch.nn import functional as F
+from torch_threads import torch_threads
 
 from fedcomp.kernels import pooled
 
@@ -88,13 +89,10 @@ def test_the_number_of_threads_changes_no_bit():
     x, weight, generator = drawn(20, 32, 14, 14, 16, 5, 5)
     slopes = torch.randn(20, 16, 7, 7, generator=generator)
     places = torch.randint(0, 196, (20, 16, 7, 7), generator=generator)
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 4):
-            torch.set_num_threads(count)
+    found = []
+    for count in (1, 4):
+        with torch_threads(count):
             found.append(pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True))
-    finally:
-        torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

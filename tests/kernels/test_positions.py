@@ -25,9 +25,8 @@ def draw(numel, count, kind, seed=0):
         "layers": lambda: np.exp(random.normal(0, 3, numel // 37 + 1)).repeat(37)[:numel],
         "waves": lambda: np.exp(3 * np.sin(np.arange(numel) / 30)),
     }[kind]()
-    keys = (
-        np.log(random.random(numel)) / weights
-    )  # the positions of the largest keys are a weighted sample without replacement
+    # The positions of the largest keys are a weighted sample without replacement.
+    keys = np.log(random.random(numel)) / weights
     return np.sort(np.argpartition(-keys, count - 1)[:count] if count else np.empty(0, np.int64))
 
 

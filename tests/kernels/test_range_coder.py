@@ -2,10 +2,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_threads import torch_threads
 
 from fedcomp.errors import FrameError
 from fedcomp.kernels import range_coder
@@ -65,9 +65,8 @@ def test_the_encoded_bytes_are_as_documented():
     for s in symbols[::-1]:
         f, first = (12, 0) if s == 0 else (4, 12)
         state = state // f * 16 + first + state % f
-    lengths = (
-        "00001" + "1" + "0" + "1"
-    )  # Rice code with parameter 1 of the gaps 8 and 1: bit length 4 is 4 more than 0, then 3 is 1 less
+    # Rice code with parameter 1 of the gaps 8 and 1: bit length 4 is 4 more than 0, and 3 is 1 less than 4.
+    lengths = "00001" + "1" + "0" + "1"
     low = "100" + "00" + "000"
     expected = (
         bytes.fromhex("04 0200 01 0100")
@@ -83,21 +82,17 @@ def test_the_encoded_bytes_are_as_documented():
 @for_each("size, count", [(2, 1000), (16, 12_000), (243, 200_000)])
 def test_the_code_is_at_most_one_percent_and_a_table_above_the_entropy(size, count, kind):
     symbols = draw(size, count, kind)
-    assert (
-        len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + 100 + size
-    )  # the bytes of the table of a large alphabet
+    table_bytes = 100 + size
+    assert len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + table_bytes
 
 
 def test_the_code_does_not_depend_on_the_number_of_threads(monkeypatch):
     monkeypatch.setattr(range_coder, "CHUNK", 20_000)
-    symbols, before, made = draw(16, 90_001, "bell"), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    symbols, made = draw(16, 90_001, "bell"), []
+    for count in (1, 2):
+        with torch_threads(count):
             made.append(range_coder.encode(symbols, 16))
             assert np.array_equal(range_coder.decode(made[-1], 90_001, 16), symbols)
-    finally:
-        torch.set_num_threads(before)
     assert made[0] == made[1]
     for wrong in (made[0][:-4], made[0] + bytes(4), made[0][:40]):
         with pytest.raises(FrameError):
@@ -115,9 +110,8 @@ def test_frequencies_add_up_and_are_positive_for_symbols_that_occur(counts):
     for bits in (range_coder._bits(total, present), present.bit_length() + 1):
         frequencies = range_coder._scale(counts, total, bits)
         assert frequencies.sum() == 1 << bits and ((frequencies > 0) == (counts > 0)).all()
-        assert (
-            np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1
-        ).all()  # more frequent symbols have larger frequencies, up to rounding
+        # More frequent symbols have larger frequencies, up to rounding.
+        assert (np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1).all()
 
 
 def test_symbols_out_of_range_raise_an_error():

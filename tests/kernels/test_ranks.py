@@ -39,7 +39,7 @@ def test_the_order_of_the_rows_changes_no_bit(m):
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-def test_a_wide_stack_is_divided_among_threads():
+def test_a_stack_that_is_wider_than_a_tile_is_sorted_in_every_column():
     stack = np.random.default_rng(0).standard_normal((3, (2 << 20) + 77)).astype(np.float32)
     assert np.array_equal(sums.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
 

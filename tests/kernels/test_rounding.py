@@ -5,6 +5,7 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import vectors
+from torch_threads import torch_threads
 
 from fedcomp.errors import FrameError
 from fedcomp.kernels import philox, rounding
@@ -154,13 +155,10 @@ def everything(x: torch.Tensor) -> list[np.ndarray]:
 
 def test_results_do_not_depend_on_threads_or_precision():
     x = torch.randn(3 * 2**20 + 5, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    made, threads = everything(x), torch.get_num_threads()
-    try:
-        torch.set_num_threads(5 - min(threads, 4))
+    made = everything(x)
+    with torch_threads(5 - min(torch.get_num_threads(), 4)):
         for a, b in zip(made, everything(x.float()), strict=True):
             assert np.array_equal(a, b)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @for_each("numel", [0, 5, 200_001])
@@ -200,6 +198,5 @@ def test_a_histogram_has_narrow_bins_with_their_means(numel):
             run[-1] - run[0] <= 2.0**-7 * np.abs(run).max() + 2.0**-235 * np.abs(v).max()
             for run in runs
         ), kind
-    assert (
-        rounding.histogram(100 + 0.01 * torch.arange(2000))[0].size == 2000
-    )  # equal values have a separate bin
+    # Each of 2000 close values has its own bin.
+    assert rounding.histogram(100 + 0.01 * torch.arange(2000))[0].size == 2000

@@ -11,6 +11,7 @@ from every_codec import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch_threads import torch_threads
 
 from fedcomp.kernels import sums
 
@@ -101,14 +102,10 @@ def test_the_norm_of_a_large_vector_does_not_depend_on_the_number_of_threads():
     x = normal(2**21 + 77) ** 5  # two million elements are divided among threads
     x[::9] = 0
     exact, half, square = line(x), line(x[::2]), math.fsum(squares(x))
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        with torch_threads(count):
             assert sums.norm1(x) == sums.norm1(x.clone().requires_grad_()) == exact
             assert sums.norm1(x[::2]) == half and sums.sum_squares(x) == square
-    finally:
-        torch.set_num_threads(before)
 
 
 @for_each("dtype", [torch.float16, torch.bfloat16])

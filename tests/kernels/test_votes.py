@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_threads import torch_threads
 
 from fedcomp.codecs import codec
 from fedcomp.errors import FrameError
@@ -68,15 +69,12 @@ def test_any_votes_are_tallied_like_sums(m, numel, draw, seed):
 
 @pytest.mark.parametrize(("m", "threads"), [(15, 3), (17, 1), (17, 3)])
 def test_large_votes_do_not_depend_on_the_number_of_threads(m, threads):
-    numel, before = 2**22 + 77, torch.get_num_threads()
+    numel = 2**22 + 77
     flags = drawn(m, numel)
     packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int32)
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         result = votes.majority(packed, numel, 5)
         lost, widely = votes.disagreement(packed, result, numel, m - 2)
-    finally:
-        torch.set_num_threads(before)
     margin, against = abs(2 * ones - m), np.unpackbits(packed[3] ^ result, count=numel).astype(bool)
     assert np.array_equal(result, plain_majority(flags, 5))
     assert (lost[3], widely[3]) == (against.sum(), (against & (margin >= m - 2)).sum())

@@ -8,7 +8,7 @@ import torch
 from cases import for_each
 from every_codec import same_bits
 from federation import Federation, ReversedTransport, SlowTransport
-from test_round_loop import Accounts
+from test_round_loop import Accounts, run
 
 from fedcomp.messages import DENSE
 from fedcomp.sim.timing import random_work_s
@@ -32,10 +32,6 @@ def virtual(
     federation = kind(rules, clients=CLIENTS, strategy=asynchronous(**options), at_once=at_once)
     federation.loop.work_s = random_work_s(rules.seed)
     return federation
-
-
-def run(federation: Federation, rounds: int, first: int = 1) -> list:
-    return list(federation.loop.rounds(range(first, first + rounds)))
 
 
 def test_waiting_for_all_clients_is_equivalent_to_the_strategy_average():
@@ -87,16 +83,13 @@ def test_a_late_update_has_less_weight_and_other_updates_do_not_have_more():
     federation = virtual(rules, wait=0.4, decay=1.0)
     late = set()
     for round in range(1, 9):
-        before, began = (
-            federation.loop.broadcasts.weights.clone(),
-            dict(federation.loop.started_in),
-        )
+        before = federation.loop.broadcasts.weights.clone()
+        began = dict(federation.loop.started_in)
         (outcome,) = run(federation, 1, round)
         staleness = {client: round - began.get(client, round) for client in outcome.cohort}
-        moved = sum(a.update.dense() / (1 + staleness[a.client]) for a in outcome.accepted) / len(
-            outcome.accepted
-        )
-        torch.testing.assert_close(federation.loop.broadcasts.weights - before, moved)
+        updates = [a.update.dense() / (1 + staleness[a.client]) for a in outcome.accepted]
+        step = sum(updates) / len(updates)
+        torch.testing.assert_close(federation.loop.broadcasts.weights - before, step)
         late |= set(staleness.values())
     assert len(late) > 1
 
@@ -195,9 +188,8 @@ def test_a_slow_client_delays_no_round_and_is_finally_rejected(slow):
     ]
     accounts.settle_and_check()
     if slow is None:
-        transport.takes[1] = (
-            0  # the client is back; its assignment says that no proposal of it was accepted
-        )
+        # The client is back. Its assignment says that none of its proposals was accepted.
+        transport.takes[1] = 0
         more = run(federation, 8, 15)
         assert any(a.client == 1 for outcome in more for a in outcome.accepted)
 
@@ -207,12 +199,8 @@ def test_answers_are_accepted_in_the_order_of_their_arrival():
         replace(HALF, participation=1.0), clients=4, strategy=asynchronous(wait=0.25)
     )
     federation.use(SlowTransport(federation, {0: 9, 1: 6, 2: 3}))
-    assert [o.cohort for o in run(federation, 3)][0] == [
-        3
-    ] and federation.loop.started_in.keys() >= {
-        0,
-        1,
-    }
+    assert run(federation, 3)[0].cohort == [3]
+    assert federation.loop.started_in.keys() >= {0, 1}
     assert all(bool(o.accepted) for o in run(federation, 12, 4))
 
 

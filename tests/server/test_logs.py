@@ -7,40 +7,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from example_records import HEADER, RECORD
 
-from fedcomp.callbacks import ClientRecord, Header, LogMessage, Rejection, RoundRecord, Summary
+from fedcomp.callbacks import ClientRecord, LogMessage, Rejection, Summary
 from fedcomp.errors import ConfigError
 from fedcomp.server.logs import JsonLog
 
-HEADER = Header(
-    task="digits",
-    clients=3,
-    cohort=2,
-    parameters=10,
-    strategy="average",
-    uplink="stc",
-    downlink="identity",
-    memory="residual",
-    partition="iid",
-    device="cpu",
-    engine="serial",
-    first_round=1,
-    rounds=9,
-    out="runs/x",
-)
-RECORD = RoundRecord(
-    round=4,
+ODD_RECORD = replace(
+    RECORD,
     accuracy=None,
     loss=math.nan,
     train_loss=math.inf,
-    cohort=2,
-    accepted=1,
-    rejected=1,
-    uplink_bytes=10,
-    downlink_bytes=27,
-    dense_uplink_bytes=80,
-    dense_downlink_bytes=80,
-    seconds=0.3,
     rejections=(Rejection(2, "reply", "odd\nreason\x1b[2J \udcff"),),
     by_client=(ClientRecord(0, 1, 2, 3, 4, 0.5, None),),
 )
@@ -67,7 +44,7 @@ def test_every_hook_writes_a_line(tmp_path):
         log.on_client_joined(2)
         log.on_client_left(2)
         log.on_progress(4, 1, 2)
-        log.on_round_end(RECORD)
+        log.on_round_end(ODD_RECORD)
         log.on_checkpoint(4, 0.25)
         log.on_warning('it "grows"')
         log.on_run_end(SUMMARY, "runs/x")
@@ -167,4 +144,4 @@ def test_a_file_that_cannot_be_written_is_one_error_message(tmp_path, monkeypatc
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_a_full_disk_is_an_error_when_a_line_is_written_but_not_on_exit():
     with JsonLog("/dev/full") as log, pytest.raises(OSError, match="No space left"):
-        log.on_round_end(replace(RECORD, rejections=()))
+        log.on_round_end(RECORD)

@@ -4,34 +4,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from example_records import HEADER, RECORD
 from prometheus_client import generate_latest
 from prometheus_text import parsed
 
-from fedcomp.callbacks import (
-    ClientMetric,
-    ClientRecord,
-    Header,
-    PortFigures,
-    Rejection,
-    RoundRecord,
-)
+from fedcomp.callbacks import ClientMetric, ClientRecord, PortFigures
 from fedcomp.server.metrics import Metrics
 
-HEADER = Header(
-    task='my "task"\\\n.py',
-    clients=3,
-    cohort=2,
-    parameters=10,
-    strategy="average",
-    uplink="stc:density=1/100",
-    downlink="identity",
-    memory="residual",
-    partition="iid",
-    device="cpu",
-    engine="deployed",
-    first_round=4,
-    rounds=9,
-    out="runs/x",
+RESUMED = replace(
+    HEADER, task='my "task"\\\n.py', uplink="stc:density=1/100", engine="deployed", first_round=4
 )
 FIGURES = ClientRecord(
     client=0,
@@ -44,22 +25,7 @@ FIGURES = ClientRecord(
     staleness=2,
 )
 AWAY = ClientRecord(2, 0, 7, 50, 60, None, None, 0, "deadline", "no reply")
-RECORD = RoundRecord(
-    round=4,
-    accuracy=0.5,
-    loss=1.25,
-    train_loss=2.0,
-    cohort=2,
-    accepted=1,
-    rejected=1,
-    uplink_bytes=10,
-    downlink_bytes=27,
-    dense_uplink_bytes=80,
-    dense_downlink_bytes=80,
-    seconds=0.3,
-    rejections=(Rejection(2, "deadline", "no reply"),),
-    by_client=(FIGURES, AWAY),
-)
+DEPLOYED_RECORD = replace(RECORD, by_client=(FIGURES, AWAY))
 PORT = PortFigures(
     connections=3,
     refused={"key": 2, "protocol": 1},
@@ -88,29 +54,29 @@ def test_the_page_is_valid_before_the_run_starts():
 
 def test_the_metrics_of_a_resumed_run_continue():
     metrics = Metrics()
-    metrics.on_run_start(HEADER)
+    metrics.on_run_start(RESUMED)
     samples = parsed(text_of(metrics))
     assert samples["fedcomp_round", ()] == 3 and samples["fedcomp_rounds", ()] == 9
     (info,) = [dict(labels) for name, labels in samples if name == "fedcomp_info"]
-    assert info["task"] == HEADER.task and info["uplink"] == "stc:density=1/100"
+    assert info["task"] == RESUMED.task and info["uplink"] == "stc:density=1/100"
 
 
 def test_a_task_whose_name_is_not_utf_8_does_not_break_the_page():
     metrics = Metrics()
-    metrics.on_run_start(replace(HEADER, task="\udcff.py"))
+    metrics.on_run_start(replace(RESUMED, task="\udcff.py"))
     (info,) = [dict(labels) for name, labels in parsed(text_of(metrics)) if name == "fedcomp_info"]
     assert info["task"] == "?.py"
 
 
 def test_counters_sum_over_rounds_and_the_last_accuracy_stays():
     metrics = Metrics()
-    metrics.on_run_start(HEADER)
+    metrics.on_run_start(RESUMED)
     metrics.on_progress(4, 1, 2)
     assert parsed(text_of(metrics))["fedcomp_answered", ()] == 1
-    metrics.on_round_end(RECORD)
+    metrics.on_round_end(DEPLOYED_RECORD)
     metrics.on_checkpoint(4, 0.02)
     metrics.on_round_end(
-        replace(RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0)
+        replace(DEPLOYED_RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0)
     )
     metrics.on_warning("odd")
     samples = parsed(text_of(metrics))
@@ -147,9 +113,9 @@ def test_metrics_of_clients_stay_until_they_are_reported_again():
         "accuracy": ClientMetric(0.75, 0.5, 2, 30),
         "train_loss": ClientMetric(2.0, 3.0, 2, 30),
     }
-    metrics.on_round_end(replace(RECORD, client_metrics=reported))
+    metrics.on_round_end(replace(DEPLOYED_RECORD, client_metrics=reported))
     later = {"train_loss": ClientMetric(1.5, 2.5, 2, 30), "size": ClientMetric(7.0, None, 2, 30)}
-    metrics.on_round_end(replace(RECORD, round=5, client_metrics=later))
+    metrics.on_round_end(replace(DEPLOYED_RECORD, round=5, client_metrics=later))
     samples = parsed(text_of(metrics))
 
     def values(statistic):
@@ -167,7 +133,7 @@ def test_the_number_of_metrics_of_clients_is_bounded():
     for round in range(4):
         names = [f"{round}/{i}" for i in range(64)]
         reported = {name: ClientMetric(float(round), None, 1, 1) for name in names}
-        metrics.on_round_end(replace(RECORD, client_metrics=reported))
+        metrics.on_round_end(replace(DEPLOYED_RECORD, client_metrics=reported))
     samples = parsed(text_of(metrics))
     means = [v for (name, _), v in samples.items() if name == "fedcomp_client_metric_mean"]
     assert means == [2.0] * 64 + [3.0] * 64
@@ -175,21 +141,21 @@ def test_the_number_of_metrics_of_clients_is_bounded():
 
 def test_suspicion_stays_in_rounds_without_votes():
     metrics = Metrics()
-    metrics.on_run_start(HEADER)
+    metrics.on_run_start(RESUMED)
     metrics.on_port_open(lambda: PORT)
-    metrics.on_round_end(replace(RECORD, suspicion={2: 0.75}))
-    metrics.on_round_end(replace(RECORD, round=5))
+    metrics.on_round_end(replace(DEPLOYED_RECORD, suspicion={2: 0.75}))
+    metrics.on_round_end(replace(DEPLOYED_RECORD, round=5))
     assert parsed(text_of(metrics))["fedcomp_client_suspicion", of(2)] == 0.75
 
 
 def test_a_deployment_also_has_metrics_of_its_clients_and_its_port():
     metrics = Metrics()
     metrics.on_port_open(lambda: PORT)
-    metrics.on_run_start(HEADER)
+    metrics.on_run_start(RESUMED)
     metrics.on_waiting([], 3)
     for client in (0, 2):
         metrics.on_client_joined(client)
-    metrics.on_round_end(replace(RECORD, suspicion={0: 0.25}))
+    metrics.on_round_end(replace(DEPLOYED_RECORD, suspicion={0: 0.25}))
     metrics.on_client_left(2)
     samples = parsed(text_of(metrics))
     assert (

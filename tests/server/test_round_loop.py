@@ -54,14 +54,13 @@ def test_the_bytes_of_a_round_are_the_lengths_of_its_frames():
 def test_first_downloads_and_catch_up_bytes_are_parts_of_the_downlink_bytes():
     federation = Federation(HALF)
     outcomes = run(federation, 10)
-    assert (
-        outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0
-    )  # server and clients construct the same initial weights
-    later = outcomes[1:]
-    assert any(o.traffic.first_download for o in later) and any(o.traffic.catch_up for o in later)
-    for before, o in zip(outcomes, later, strict=False):
+    first, *later = [o.traffic for o in outcomes]
+    # Server and clients construct the same initial weights.
+    assert first.first_download_bytes == first.catch_up_bytes == 0
+    assert any(t.first_download_bytes for t in later) and any(t.catch_up_bytes for t in later)
+    for before, o, t in zip(outcomes, outcomes[1:], later, strict=False):
         newest = len(before.broadcast.frame)
-        regular = sum(o.traffic.downlink.values()) - o.traffic.first_download - o.traffic.catch_up
+        regular = sum(t.downlink.values()) - t.first_download_bytes - t.catch_up_bytes
         assert 0 <= regular <= newest * len(o.cohort)
 
 
@@ -195,9 +194,8 @@ def test_updates_whose_sum_is_not_finite_are_rejected_together():
         )
     first, second = run(federation, 2)
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
-    assert second.broadcast is not None and bool(
-        federation.loop.broadcasts.weights.isfinite().all()
-    )
+    assert second.broadcast is not None
+    assert bool(federation.loop.broadcasts.weights.isfinite().all())
 
 
 def test_a_client_that_lost_its_disk_gets_the_dense_model_in_the_same_round():
@@ -271,10 +269,8 @@ def test_a_round_may_have_several_phases():
     federation.faults[5, 1] = lose
     federation.handle = in_phases
     (outcome,) = run(federation, 1)
-    assert (
-        announced.count(("train", [])) == 6
-        and announced.count(("look again", [b"accepted", b"5"])) == 5
-    )
+    assert announced.count(("train", [])) == 6
+    assert announced.count(("look again", [b"accepted", b"5"])) == 5
     assert outcome.traffic.downlink == {
         client: len(b"accepted5") if client < 5 else 0 for client in range(6)
     }
@@ -290,6 +286,6 @@ def test_an_impossible_number_of_examples_is_rejected(examples):
         replace(r, examples=examples) if r.client == 1 else r for r in handle(assignments)
     ]
     (outcome,) = run(federation, 1)
-    assert [(r.client, r.reason[:17]) for r in outcome.rejections] == [
-        (1, "the reply reports")
-    ] and len(outcome.accepted) == 5
+    (rejection,) = outcome.rejections
+    assert rejection.client == 1 and rejection.reason.startswith("the report has")
+    assert len(outcome.accepted) == 5

@@ -4,45 +4,24 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from example_records import HEADER, RECORD
 
-from fedcomp.callbacks import Header, RoundRecord
 from fedcomp.errors import ConfigError
 from fedcomp.server.option_callbacks import FOLDER, HOURS, RATIO, SCALARS, TensorBoard
-
-HEADER = Header(
-    task="digits",
-    clients=3,
-    cohort=2,
-    parameters=10,
-    strategy="average",
-    uplink="stc",
-    downlink="identity",
-    memory="residual",
-    partition="iid",
-    device="cpu",
-    engine="serial",
-    first_round=1,
-    rounds=9,
-    out="runs/x",
-)
 
 
 def record(number):
     """Return the record of a round. Every third round was not evaluated."""
     evaluated = number % 3 != 0
-    return RoundRecord(
+    return replace(
+        RECORD,
         round=number,
         accuracy=number / 10 if evaluated else None,
         loss=1 / number if evaluated else None,
         train_loss=float("nan"),
-        cohort=3,
         accepted=2,
-        rejected=1,
         uplink_bytes=10 * number,
         downlink_bytes=0,
-        dense_uplink_bytes=80,
-        dense_downlink_bytes=80,
-        seconds=0.5,
     )
 
 
@@ -71,10 +50,8 @@ def test_each_round_is_a_point_and_missing_values_are_left_out(tmp_path):
     assert [step for step, _ in read["accuracy"]] == [1, 2, 4, 5]
     assert dict(read["accuracy"])[5] == pytest.approx(0.5) and dict(read["loss"])[4] == 0.25
     assert read["uplink_bytes"] == [(number, 10.0 * number) for number in range(1, 6)]
-    assert (
-        read["accepted"] == [(number, 2.0) for number in range(1, 6)]
-        and dict(read["rejected"])[3] == 1
-    )
+    assert read["accepted"] == [(number, 2.0) for number in range(1, 6)]
+    assert dict(read["rejected"])[3] == 1
     assert read[RATIO] == [(number, 16.0 / number) for number in (1, 2)] + [
         (number, pytest.approx(16.0 / number)) for number in (3, 4, 5)
     ]

@@ -80,7 +80,7 @@ def test_a_round_lasts_as_long_as_the_exchange_of_its_slowest_client(tmp_path, o
             for c in outcome.cohort
         }
         assert (
-            cost.seconds == expected
+            cost.latency_s == expected
             and outcome.simulated_s == max(expected.values()) == record.simulated_s
         )
         assert (
@@ -171,7 +171,7 @@ def test_an_answer_that_arrives_at_the_deadline_counts(tmp_path, outcomes):
     )
     config = replace(ALL, network=where, rounds=1, uplink="stc:density=10%")
     simulate(replace(config, out=out(tmp_path, "free")))
-    exact = outcomes[0].traffic.seconds[1]
+    exact = outcomes[0].traffic.latency_s[1]
     simulate(replace(config, deadline=exact, out=out(tmp_path, "exact")))
     assert left_out(outcomes[1], "deadline") == [2] and outcomes[1].simulated_s == exact
 
@@ -203,7 +203,7 @@ def test_a_quorum_accepts_the_first_answers_and_ends_with_the_last_of_them(tmp_p
         2,
         4,
     ]
-    assert first.simulated_s == max(first.traffic.seconds.values()) == first.traffic.seconds[5]
+    assert first.simulated_s == max(first.traffic.latency_s.values()) == first.traffic.latency_s[5]
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_absent_clients_are_not_drawn_or_lost_and_catch_up_with_the_model(outcom
         gone += sum(
             "did not reconnect" in r.reason and r.stage == "reply" for r in outcome.rejections
         )
-        caught_up += outcome.traffic.catch_up
+        caught_up += outcome.traffic.catch_up_bytes
         versions = {member.replica.version: member.replica.weights for member in federation.members}
         assert all(
             torch.equal(versions[m.replica.version], m.replica.weights) for m in federation.members
@@ -390,7 +390,9 @@ def test_a_round_waits_in_virtual_time_while_too_few_clients_are_online(tmp_path
         )
     )
     assert all(len(o.cohort) >= 2 for o in outcomes)
-    assert any(o.simulated_s > max(o.traffic.seconds.values(), default=0.0) + 1.0 for o in outcomes)
+    assert any(
+        o.simulated_s > max(o.traffic.latency_s.values(), default=0.0) + 1.0 for o in outcomes
+    )
 
 
 @pytest.mark.parametrize(
@@ -415,7 +417,7 @@ def test_a_silent_byzantine_client_delays_a_round_until_the_deadline(
     assert first.simulated_s == (
         2.0
         if stage == "deadline"
-        else max(first.traffic.seconds[c] for c in first.traffic.seconds if c != 4)
+        else max(first.traffic.latency_s[c] for c in first.traffic.latency_s if c != 4)
     )
     assert left_out(first, stage) == [4] if stage else 4 in left_out(first, "quorum")
 
@@ -433,7 +435,8 @@ def test_the_report_of_a_failed_client_arrives_in_virtual_time(tmp_path, outcome
     (first,) = outcomes
     (failed,) = left_out(first, "train")
     assert (
-        first.traffic.uplink[failed] == 0 and 0 < first.traffic.seconds[failed] < first.simulated_s
+        first.traffic.uplink[failed] == 0
+        and 0 < first.traffic.latency_s[failed] < first.simulated_s
     )
 
 
@@ -484,7 +487,7 @@ def test_asynchronous_clients_answer_after_the_time_of_their_network(tmp_path, o
     assert all(o.simulated_s >= 0 for o in outcomes) and all(len(o.cohort) == 1 for o in outcomes)
     counts = [sum(o.cohort == [client] for o in outcomes) for client in range(6)]
     assert min(counts[:4]) > 5 * max(counts[4:]) and all(
-        o.traffic.seconds[o.cohort[0]] > 0 for o in outcomes
+        o.traffic.latency_s[o.cohort[0]] > 0 for o in outcomes
     )
     total = sum(o.simulated_s for o in outcomes)
     assert counts[4] == pytest.approx(total / 0.25, abs=1.5) and counts[5] == pytest.approx(

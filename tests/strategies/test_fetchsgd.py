@@ -153,7 +153,7 @@ def test_momentum_is_zero_at_the_coordinates_that_moved():
             federation.loop.broadcasts.cache[-1].frame, numel=42
         ).numpy()
     )
-    found = count_sketch.estimates(federation.strategy.momentum, federation.strategy.seed, 0, 42)
+    found = count_sketch.estimates(federation.strategy.momentum, 42, federation.strategy.seed)
     assert last.size == 4 and np.abs(found[last]).max() < 1e-6 < np.abs(found).max()
 
 

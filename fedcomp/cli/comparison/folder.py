@@ -65,7 +65,7 @@ class ComparisonFolder(OutFolder):
         """Raise RunFolderError if the options stored in the folder differ from the options of this command."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
-            if own != other and not f.metadata["local"]:
+            if own != other and not f.metadata["changeable"]:
                 found = f"the runs in {self.path} have {flag(name)} {_shown(other)}"
                 advice = "give the same value, or another --out"
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")

@@ -33,7 +33,7 @@ from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ...memories import available_memories
 from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
-from ...state_folder import Kept, StateFolder, packed, unpacked
+from ...state_folder import State, StateFolder, packed, unpacked
 from ...strategies.base import ClientAlgorithm
 from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE, from_records
@@ -262,7 +262,7 @@ class Storage:
         value = record.get(self.file) if isinstance(record, ConfigRecord) else None
         return unpacked(bytearray(value)) if isinstance(value, bytes) else {}
 
-    def save(self, state: Kept) -> None:
+    def save(self, state: State) -> None:
         if self.folder is None:
             self.context.state[CONTEXT_KEY] = ConfigRecord({self.file: b"".join(packed(state))})
             return

@@ -96,7 +96,7 @@ class Model:
         exchange.assignments[node] = assignment
         parcel = Parcel.of(assignment, key, self.layout.whole(self.arrays))
         sent, newest = [*announced, *parcel.bodies], b.newest_bytes
-        exchange.traffic.sent(client, download, sent, first=not is_known, newest=newest)
+        exchange.traffic.add_download(client, download, sent, first=not is_known, newest=newest)
         message.content = parcel.put(message.content, key)
 
     def open(self, reply: Message, exchange: PhaseExchange) -> None:

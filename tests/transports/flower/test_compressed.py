@@ -275,7 +275,7 @@ def test_a_client_downloads_missed_broadcasts_or_the_model_if_it_has_no_state(tm
     ).unlink()  # the client loses its state, and the server does not know
     arrays, forms = step(4)
     assert forms[2] in (FRAMES, OVERWRITE) and forms[0] == FRAMES
-    assert strategy.traffic[4, "train"].catch_up > 0
+    assert strategy.traffic[4, "train"].catch_up_bytes > 0
     assert [(r.client, "is stored" in r.reason) for r in strategy.rejections[4, "train"]] == [
         (1, True)
     ]
