@@ -139,7 +139,7 @@ def test_the_command_to_continue_has_every_value():
         "plain": True,
     }
     command = "fedcomp sim --uplink stc --uplink identity --target-accuracy 90% --plain --out 'x y' --resume"
-    assert flags.resume_command(given, "x y") == command
+    assert flags.resume_command(given, "x y", ("fedcomp", "sim")) == command
     assert ALTERNATIVES_FILE != "config.toml"
 
 

@@ -282,8 +282,8 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
         ),
         (
             [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
-            "--task is given 2 times, but all compared runs use the same task; give one task, and compare "
-            "separate runs with fedcomp report",
+            "--task is given 2 times, but all compared runs need the same task; give one task, and compare "
+            "runs of several tasks with fedcomp report",
         ),
         (
             [*FOUR, "--resume"],
