@@ -170,7 +170,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return lines with the bytes sent since the run was started or resumed. While the run waits for clients, return a line about it."""
+        """Return a line about the clients that the run waits for, or lines with the bytes since the run was started or resumed."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round

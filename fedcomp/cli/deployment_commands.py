@@ -107,7 +107,8 @@ def client(
     enrolment: Path | None = option(
         "FILE",
         "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. If a folder of such files is "
-        "given, this process runs one client per file. Default: the environment variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        "given, this process runs one client per file. Default: the environment variable FEDCOMP_ENROLMENT, or "
+        "~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
     partition_id: int | None = option(

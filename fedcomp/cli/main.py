@@ -53,7 +53,7 @@ def simulation(
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of compared runs to execute at the same time; auto = one run per CPU core if each run uses a single core, otherwise one run.",
+        "Number of compared runs to execute at the same time; auto = one per CPU core if each run uses a single core, otherwise one.",
     ),
     baseline: bool | None = option(
         None,
@@ -308,8 +308,8 @@ def bench_sim(
 ) -> None:
     """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
-    Warm-up rounds are not measured. After each measured round, the PyTorch loops in --loops train as many clients as the round did. The last
-    line of output names the three most expensive parts of a round besides training. The run folder is deleted at the end.
+    Warm-up rounds are not measured. After each measured round, the PyTorch loops in --loops train as many clients as the round did. The
+    last line of output names the three most expensive parts of a round besides training. The run folder is deleted at the end.
     """
     from .bench_sim import bench
 

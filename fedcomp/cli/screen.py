@@ -89,8 +89,8 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
 def curve(points: Sequence[tuple[int, float]], metric: str, width: int, height: int) -> list[Text]:
     """Plot the curve of a metric over rounds, with axes, in `height` ≥ 2 lines of text of at most `width` ≥ 30 characters.
 
-    `points` are pairs (round, finite value) in ascending order of rounds. `metric` is "loss", or "accuracy" for values in [0, 1], whose axis
-    is labelled in percent.
+    `points` are pairs (round, finite value) in ascending order of rounds. `metric` is "loss", or "accuracy" for values in [0, 1], whose
+    axis is labelled in percent.
     """
     rows = height - 1
     if not points:

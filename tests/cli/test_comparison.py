@@ -295,9 +295,8 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
         ),
         (
             [*FOUR, "--log-json", "x"],
-            "--log-json applies to single runs only, but the options define several runs; leave --log-json out: "
-            "metrics.jsonl in each run folder contains all "
-            "rounds",
+            "--log-json applies to a single run, but the options define several runs; leave it out: metrics.jsonl in each run "
+            "folder contains all rounds",
         ),
         (
             [*FOUR, "--side-by-side", "none"],

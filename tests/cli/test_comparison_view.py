@@ -54,14 +54,14 @@ def fed(watch, alternatives: int, ended: int = 0):
         [AlternativeProgress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
     )
     for i in range(min(ended + 2, alternatives)):
-        watch.on_answer(i, {"started": True})
-        watch.on_answer(
+        watch.on_message(i, {"started": True})
+        watch.on_message(
             i, {"started": {"first_round": 1, "rounds": ROUNDS, "cohort": 20}, "earlier": []}
         )
         for number in range(1, (ROUNDS if i < ended else 17) + 1):
-            watch.on_answer(i, {"round": record(number, i)})
+            watch.on_message(i, {"round": record(number, i)})
         if i < ended:
-            watch.on_answer(
+            watch.on_message(
                 i,
                 {
                     "end": {"failed": "its process was killed by SIGKILL", "status": 1}
@@ -141,8 +141,8 @@ def test_rounds_before_a_resumption_count_as_done_but_not_for_the_speed():
     time = iter([0.0, 10.0])
     watch = ComparisonLines(clock=lambda: next(time))
     watch.on_run_start("x", FACTS, [AlternativeProgress("a", 10)])
-    watch.on_answer(0, {"earlier": [record(n, 0) for n in range(1, 6)]})
-    watch.on_answer(0, {"round": record(6, 0)})
+    watch.on_message(0, {"earlier": [record(n, 0) for n in range(1, 6)]})
+    watch.on_message(0, {"round": record(6, 0)})
     assert watch.remaining_s == 40.0 and watch.all[0].totals.uplink_bytes == 6 * 2_000
 
 
@@ -150,5 +150,5 @@ def test_a_task_without_accuracy_shows_its_loss():
     progress = AlternativeProgress("a", 10)
     watch = ComparisonLines()
     watch.on_run_start("x", FACTS, [progress])
-    watch.on_answer(0, {"round": replace(record(1, 0), accuracy=None, loss=0.25)})
+    watch.on_message(0, {"round": replace(record(1, 0), accuracy=None, loss=0.25)})
     assert progress.quality == "0.2500"

@@ -42,7 +42,7 @@ def test_the_prediction_is_exact_for_frames_of_fixed_length(options, tmp_path):
     estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")
-    assert estimate.exact and estimate.dry_rounds == estimate.rounds == 8
+    assert estimate.exact and estimate.simulated_rounds == estimate.rounds == 8
     assert estimate.uplink_bytes == sum(r.uplink_bytes for r in sent.records)
     assert estimate.downlink_bytes == sum(r.downlink_bytes for r in sent.records)
     assert (
@@ -66,12 +66,12 @@ def test_the_prediction_is_approximate_for_frames_that_depend_on_updates(tmp_pat
     )
 
 
-@pytest.mark.parametrize("limit, most", [("MAX_COORDINATES", 0), ("MAX_DRY_ROUNDS", 3)])
+@pytest.mark.parametrize("limit, most", [("MAX_COORDINATES", 0), ("MAX_SIMULATED_ROUNDS", 3)])
 def test_rounds_after_the_simulated_ones_are_extrapolated(limit, most, monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     monkeypatch.setattr(f"fedcomp.cli.dry_run.{limit}", most)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    assert short.dry_rounds == 3 and not short.exact
+    assert short.simulated_rounds == 3 and not short.exact
     assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(
         whole.downlink_bytes, rel=0.2
     )

@@ -1,11 +1,11 @@
-"""Sentences at the top of a report, as HTML, that recommend one of the compared configurations."""
+"""Sentences at the top of a report, as HTML, that recommend one of the configurations."""
 
 from collections.abc import Sequence
 from html import escape
 from math import isfinite
 
 from ...formatting import decimal, human_bytes, three_digits
-from .charts import Panel, ReportLine
+from .charts import Panel, ReportEntry
 
 # Maximum difference of accuracy, or relative difference of loss, at which a result counts as close to the best result.
 CLOSE = 0.05
@@ -13,7 +13,7 @@ MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return an HTML text of a few sentences about each panel: results, recommendation and failures."""
+    """Return a few sentences about each panel: results, recommendation and failures."""
     sentences = []
     for panel in panels:
         entries = panel.entries
@@ -34,7 +34,7 @@ def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
     return sentences
 
 
-def _single(entry: ReportLine, target: float | None) -> str:
+def _single(entry: ReportEntry, target: float | None) -> str:
     line, runs = entry.result, entry.group.runs
     subject = "The run" if len(runs) == 1 else f"The mean of {len(runs)} seeds"
     text = f"{subject} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
@@ -50,14 +50,14 @@ def _single(entry: ReportLine, target: float | None) -> str:
     return text
 
 
-def _best(good: Sequence[ReportLine]) -> tuple[ReportLine, str]:
+def _best(good: Sequence[ReportEntry]) -> tuple[ReportEntry, str]:
     """Return the best result, and the first part of a sentence about it."""
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
     return best, f"{_name(best)} is the {most} at {_quality(best)} with"
 
 
-def _recommendation(good: Sequence[ReportLine]) -> str:
+def _recommendation(good: Sequence[ReportEntry]) -> str:
     """Return a sentence about the best result, and about the cheapest result that is close to the best."""
     best, best_text = _best(good)
     cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
@@ -74,7 +74,7 @@ def _recommendation(good: Sequence[ReportLine]) -> str:
     return f"{reaches}; {best_text} {_bytes(best.result.sent_bytes)}."
 
 
-def _cheapest_to(target: float, good: Sequence[ReportLine]) -> str:
+def _cheapest_to(target: float, good: Sequence[ReportEntry]) -> str:
     """Return a sentence about the result that reaches the target accuracy with the fewest bytes, and about the best result."""
     best, best_text = _best(good)
     reached = [(cost, e) for e in good if (cost := e.result.bytes_to_target) is not None]
@@ -88,11 +88,8 @@ def _cheapest_to(target: float, good: Sequence[ReportLine]) -> str:
     return f"{text}; {best_text} {_cost(best)}."
 
 
-def _range(good: Sequence[ReportLine]) -> str:
-    """Return a sentence that names the best and the worst of all results.
-
-    The sentence recommends no configuration, because the runs solve different learning problems.
-    """
+def _range(good: Sequence[ReportEntry]) -> str:
+    """Return a sentence about the best and the worst result, without a recommendation, because their learning problems differ."""
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
     if worst is best:
         return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}."
@@ -102,7 +99,7 @@ def _range(good: Sequence[ReportLine]) -> str:
     )
 
 
-def _failures(entries: Sequence[ReportLine]) -> str:
+def _failures(entries: Sequence[ReportEntry]) -> str:
     failed = [e for e in entries if e.result.note]
     if len(entries) == 1 and failed:
         note = failed[0].result.note.rstrip(".")
@@ -113,11 +110,11 @@ def _failures(entries: Sequence[ReportLine]) -> str:
     return "".join(text)
 
 
-def _name(entry: ReportLine) -> str:
+def _name(entry: ReportEntry) -> str:
     return f"<code>{escape(entry.name)}</code>"
 
 
-def _quality(entry: ReportLine) -> str:
+def _quality(entry: ReportEntry) -> str:
     line = entry.result
     if line.accuracy is None:
         return f"a loss of {decimal(line.loss)}"
@@ -125,7 +122,7 @@ def _quality(entry: ReportLine) -> str:
     return f"{100 * line.accuracy:.1f}{spread}\u00a0%"
 
 
-def _cost(entry: ReportLine) -> str:
+def _cost(entry: ReportEntry) -> str:
     line, text = entry.result, _bytes(entry.result.sent_bytes)
     dense = "float32 both ways" if line.baseline is None else "the uncompressed run"
     if line.ratio is None or 0.95 < line.ratio < 1.05:
