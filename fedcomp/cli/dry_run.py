@@ -38,7 +38,7 @@ from .tables import aligned, print_table
 # their random updates have at most MAX_COORDINATES coordinates together.
 MAX_COORDINATES = 100_000_000
 MIN_SIMULATED_ROUNDS, MAX_SIMULATED_ROUNDS = 3, 2000
-COLUMNS = ("", "update", "longest", "broadcast")
+COLUMNS: tuple[str, ...] = ("", "update", "longest", "broadcast")
 COLUMNS += ("up a round", "down a round", "up", "down", "ratio")
 
 

@@ -382,6 +382,14 @@ def test_a_client_of_other_keys(folder, tmp_path):
     )
 
 
+def test_the_enrolment_of_a_relay(folder):
+    keys.add_relay(folder, ["relay.example"])
+    path = folder / "relays" / "0.toml"
+    output = found("--keys", folder, "--client", path)
+    assert output["client"][:2] == ("ok", f"{path} is valid: relay 0")
+    assert output["enrolled"][:2] == ("ok", "relay 0 is accepted")
+
+
 def move(a: Path, b: Path) -> None:
     b.unlink()
     a.rename(b)

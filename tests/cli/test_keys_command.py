@@ -85,7 +85,10 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
         assert all(word in shown for word in words if word.startswith("--"))
     rest = done("keys", "init", "--clients", 1, "--out", "others").splitlines()[2:]
     assert len(rest) == 4
-    assert rest[-1] == "Without --host the certificate is valid for this machine only."
+    assert (
+        rest[-1]
+        == "Without --host, the server's certificate is valid only for clients on this machine."
+    )
     assert (tmp_path / "others" / "clients" / "0.toml").is_file()
 
 
@@ -194,7 +197,7 @@ def test_renew_the_server_adds_a_host(folder):
 
 def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; to renew one anyway, give a client's id, a relay such as relay-0"
+        "No certificate expires within 30 days; to renew one anyway, give a client's id, a relay such as relay-0"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -237,7 +240,8 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay; renew one of these: fedcomp keys renew server --host a",
+            "--host is only for the certificate of the server or of a relay; leave it out, or renew one of these: fedcomp keys renew server "
+            "--host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),
@@ -446,7 +450,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     [
         (
             ["add", "--relay"],
-            "--relay needs the address of the relay, which its certificate contains; give --host HOST",
+            "--relay needs the address of the relay; give --host HOST",
         ),
         (
             ["add", "--relay", "--host", "a", "--count", "2"],
@@ -454,7 +458,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         ),
         (
             ["add", "--host", "a"],
-            "--host is the address of a relay; add --relay, or leave --host out",
+            "--host is only for relays; add --relay, or leave --host out",
         ),
         (["add", "--relay", "--host", "a:1"], "--host 'a:1' is not a host; give a name such as"),
         (["revoke", "relay-7"], "relay-7 is not in "),
@@ -465,11 +469,11 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         (["renew", "relay-x"], "'relay-x' is neither a client's id nor 'server' nor 'relay-0'"),
         (
             ["renew", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay",
+            "--host is only for the certificate of the server or of a relay",
         ),
         (
             ["renew", "1", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay",
+            "--host is only for the certificate of the server or of a relay",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
