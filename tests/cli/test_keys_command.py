@@ -11,10 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import error_message, fedcomp
 
 from fedcomp.cli.keys import days_left
-from fedcomp.cli.main import app
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, utc_now
@@ -23,22 +22,14 @@ from fedcomp.keys.key_folder import read_registry
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def fedcomp(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
-
-
 def done(*words: object) -> str:
     result = fedcomp(*words)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return result.stdout
 
 
-def sentence(*words: object) -> str:
-    result = fedcomp(*words)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("fedcomp: ")
-    return line.removeprefix("fedcomp: ")
+def refused(*words: object) -> str:
+    return error_message(fedcomp(*words))
 
 
 @pytest.fixture
@@ -169,7 +160,7 @@ def test_revoke_refuses_clients(folder):
         == "Clients 0, 2 are revoked; a running server disconnects them\n"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
-    assert sentence("keys", "revoke", 1, 9, "--keys", folder).startswith(
+    assert refused("keys", "revoke", 1, 9, "--keys", folder).startswith(
         f"client 9 is not in {folder}/registry.toml"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
@@ -240,8 +231,8 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is only for the certificate of the server or of a relay; leave it out, or renew one of these: fedcomp keys renew server "
-            "--host a",
+            "--host is only for the certificate of the server or of a relay; leave it out, or renew one of these: "
+            "fedcomp keys renew server --host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),
@@ -250,21 +241,21 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
 )
 def test_a_user_error_is_one_sentence_and_writes_nothing(given, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sentence("keys", *given).startswith(output)
+    assert refused("keys", *given).startswith(output)
     assert os.listdir(tmp_path) == []
 
 
 def test_init_does_not_overwrite_a_folder(folder):
-    assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(
+    assert refused("keys", "init", "--out", folder, "--clients", 1).startswith(
         f"--out {folder} exists and is not overwritten; "
     )
 
 
-def test_every_command_refuses_a_malformed_registry_in_one_sentence(folder):
+def test_every_command_refuses_a_malformed_registry_in_one_refused(folder):
     text = (folder / "registry.toml").read_text()
     (folder / "registry.toml").write_text(text.replace("id = 1", "id = 0"))
     for given in (["list"], ["add"], ["revoke", 0], ["renew", 0], ["renew", "server"], ["renew"]):
-        assert sentence("keys", *given, "--keys", folder).startswith(
+        assert refused("keys", *given, "--keys", folder).startswith(
             f"{folder}/registry.toml: client 0 has two keys; remove one of"
         )
 
@@ -425,7 +416,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
-    assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
+    assert refused("keys", "renew", "relay-0", "--keys", with_relay) == (
         f"{with_relay}/relays/0.toml with the hosts of relay 0 is missing; restore this file, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
@@ -480,19 +471,19 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
 )
 def test_an_error_with_relays_is_one_message_and_changes_nothing(given, output, with_relay):
     before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
-    assert sentence("keys", *given, "--keys", with_relay).startswith(output)
+    assert refused("keys", *given, "--keys", with_relay).startswith(output)
     assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
 
 
 def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay):
-    assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
+    assert refused("keys", "renew", "relay-7", "--keys", folder) == (
         f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, or add one "
         f"with: fedcomp keys add --relay --host HOST --keys {folder}"
     )
 
 
 def test_revoking_a_relay_in_a_folder_without_relays_is_refused(folder):
-    assert sentence("keys", "revoke", "relay-0", "--keys", folder) == (
+    assert refused("keys", "revoke", "relay-0", "--keys", folder) == (
         f"relay-0 is not in {folder}/registry.toml, which has no relays yet; add one with: "
         f"fedcomp keys add --relay --host HOST --keys {folder}"
     )
@@ -500,6 +491,6 @@ def test_revoking_a_relay_in_a_folder_without_relays_is_refused(folder):
 
 def test_a_client_refuses_the_enrolment_of_a_relay(with_relay):
     file = with_relay / "relays" / "0.toml"
-    assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
+    assert refused("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
         f"{file} is the enrolment of relay 0; give the enrolment of a client, or run a relay with: fedcomp relay"
     )
