@@ -107,20 +107,22 @@ def client(
     enrolment: Path | None = option(
         "FILE",
         "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. If a folder of such files is "
-        "given, this process runs one client per file. Default: the environment variable FEDCOMP_ENROLMENT, or "
-        "~/.config/fedcomp/enrolment.toml.",
+        f"given, this process runs one client per file. Default: {flags.ENROLMENT_DEFAULT}.",
     ),
     insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
-        "Index of this client's partition of the data, from 0. Default: train on all data. With --insecure, the index is also the client's "
-        "id, unless --client-id is given.",
+        "Index of this client's partition of the data, from 0. Default: train on all data.",
         min=0,
     ),
     partitions: int | None = option(
         "N", "Number of partitions of the data. Default: the number of clients of the run.", min=1
     ),
-    client_id: int | None = option("K", "Id of this client; only with --insecure.", min=0),
+    client_id: int | None = option(
+        "K",
+        "Id of this client, only with --insecure. Default: --partition-id. Without --insecure, the enrolment file contains the id.",
+        min=0,
+    ),
     state_dir: Path | None = option(
         "DIR",
         "Folder for the state of the client. Default: fedcomp-client-ID. With several clients, DIR contains a folder fedcomp-client-ID for "
@@ -228,12 +230,12 @@ def relay(
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, only the loopback address.",
     ),
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. Default: the environment "
-        "variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. "
+        f"Default: {flags.ENROLMENT_DEFAULT}.",
     ),
     insecure: bool = INSECURE,
     patience: float | None = PATIENCE,

@@ -21,7 +21,7 @@ import typer
 from ..config import KEYS, expand_home, keys_command
 from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
 from ..formatting import human_bytes, one_line
-from .flags import JSON, option
+from .flags import ENROLMENT_DEFAULT, JSON, option
 from .keys import RENEW_DAYS, days_left
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def doctor(
     ),
     client: Path | None = option(
         "FILE",
-        "Enrolment file of a client or relay. Default, unless --keys is given: the environment variable FEDCOMP_ENROLMENT, or "
-        "~/.config/fedcomp/enrolment.toml.",
+        f"Enrolment file of a client or relay. Default, unless --keys is given: {ENROLMENT_DEFAULT}.",
         "--client",
         "--enrolment",
     ),

@@ -53,8 +53,12 @@ def switch(name: str, help: str) -> Any:
 
 
 # Options that several commands share.
-DATA = option("DIR", "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.")
-JSON = switch("--json", "Print JSON instead of a table.")
+DATA = option(
+    "DIR",
+    "Folder of the task's data. Default: the folder that FEDCOMP_DATA in the environment names.",
+)
+ENROLMENT_DEFAULT = "the file that FEDCOMP_ENROLMENT in the environment names, or else ~/.config/fedcomp/enrolment.toml"
+JSON = switch("--json", "Print JSON instead of text.")
 Device = Annotated[
     str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
 ]

@@ -47,7 +47,9 @@ app = command_group("Create and change the keys of a server, its clients and its
 
 @app.command()
 def init(
-    clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
+    clients: int = option(
+        "N", "Number of clients to create enrolment files for.", default=..., min=1, max=100_000
+    ),
     host: list[str] | None = HOSTS,
     out: Path = option("DIR", "Folder to create for the keys.", default=DEFAULT),
     days: int = DAYS,

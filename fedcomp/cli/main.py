@@ -234,7 +234,7 @@ def report(
         "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."
     ),
 ) -> None:
-    """Write a report on runs as one self-contained HTML page with a verdict, charts, and tables of results and settings."""
+    """Write a report on runs as one self-contained HTML page with a recommendation, charts, and tables of results and settings."""
     from .report.page import write_and_print_path
 
     write_and_print_path(folders, out, target_accuracy)
@@ -328,7 +328,7 @@ def start(
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, only the loopback address.",
     ),
     keys: str | None = option("DIR", "Folder of keys, written by fedcomp keys init.", shown=KEYS),
     insecure: bool | None = option(
@@ -344,7 +344,8 @@ def start(
 ) -> None:
     """Start the server of a run, wait until --clients clients have connected, and run the rounds with them.
 
-    Clients connect to one port, with TLS and the keys of fedcomp keys init. Options of a run mean the same as in fedcomp sim.
+    Clients connect to one port, with TLS and the keys of fedcomp keys init unless --insecure is given. Options of a run mean the same as in
+    fedcomp sim.
     """
     config = flags.run_config(run_flags)
     port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}

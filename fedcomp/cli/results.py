@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other row with the same task, partition, clients and attack is better in accuracy or in bytes "
-    "(up plus down) and at least as good in the other"
+    "* on the Pareto front: no other row with the same task, partition, clients and attack is at least as accurate with fewer "
+    "bytes (up plus down), or more accurate with as many"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: bytes of the uncompressed row (dense) divided by the bytes of this row, up plus down, over equally many rounds"
