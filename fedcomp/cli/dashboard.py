@@ -61,9 +61,7 @@ class Dashboard(RunDisplay):
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
         super().__init__(clock)
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self._screen = (
-            ExitStack()
-        )  # context of the spinner before the run, then of the live dashboard
+        self._screen = ExitStack()  # open spinner or live dashboard
         self._entered = False
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
@@ -170,7 +168,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return a line about the clients that the run waits for, or lines with the bytes since the run was started or resumed."""
+        """Return a line that says which clients the run waits for, or else lines with the bytes since the run was started or resumed."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
@@ -217,7 +215,7 @@ class Dashboard(RunDisplay):
         return [title, *curve(self.points, judged, width, height - 1)]
 
     def verdict(self) -> Panel:
-        """Return a panel with the results of the run, which has ended."""
+        """Return a panel with the results of a run that has ended."""
         assert self.summary is not None
         summary, out = self.summary, self.header.out
         grid = Table.grid(padding=(0, GAP))

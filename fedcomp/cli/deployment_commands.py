@@ -34,7 +34,7 @@ INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 
 
 def _reject_nan(seconds: float | None) -> float | None:
-    """Raise BadParameter for NaN, which the limits min and max let through."""
+    """Raise BadParameter for NaN, which the limits `min` and `max` do not exclude."""
     if seconds is not None and math.isnan(seconds):
         raise click.BadParameter("nan is not a number of seconds; give one such as 600")
     return seconds
@@ -87,7 +87,7 @@ def serve(
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that logs a message as --log-json says. Raises ConfigError if the log cannot be written."""
+    """Yield the function that writes log messages, as text or JSON depending on --log-json. Raises ConfigError for an invalid file."""
     from ..server.logs import STDOUT, JsonLog
 
     with ExitStack() as stack:

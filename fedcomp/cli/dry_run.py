@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-The first rounds are simulated with the strategy, codecs and error-feedback memories of the run, but with random updates: each coordinate
-of a real update of the initial model, multiplied by a standard normal value. The bytes of the other rounds are extrapolated. Byte counts
-are exact if all rounds are simulated and the length of an encoded update does not depend on its values.
+The first rounds are simulated with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is
+a real update of the initial model whose coordinates are multiplied by standard normal values. The bytes of the other rounds are
+extrapolated. Byte counts are exact if all rounds are simulated and the length of an encoded update does not depend on its values.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# At least MIN_SIMULATED_ROUNDS rounds are simulated. More rounds are simulated while there are at most MAX_SIMULATED_ROUNDS rounds, and
-# their random updates have at most MAX_COORDINATES coordinates together.
+# MIN_SIMULATED_ROUNDS rounds are always simulated. More rounds are simulated, up to MAX_SIMULATED_ROUNDS rounds and up to MAX_COORDINATES
+# coordinates of all random updates together.
 MAX_COORDINATES = 100_000_000
 MIN_SIMULATED_ROUNDS, MAX_SIMULATED_ROUNDS = 3, 2000
 COLUMNS: tuple[str, ...] = ("", "update", "longest", "broadcast")
@@ -151,7 +151,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of `rounds` rounds. Each round after the simulated ones counts as the mean of their second half."""
+    """Return the bytes of `rounds` rounds, in which each later round has the mean bytes of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 

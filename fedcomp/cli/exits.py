@@ -45,10 +45,9 @@ def output_lost(error: BaseException | None = None) -> str | None:
         error = late
     if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
         return None
+    # Discard the buffer, which the interpreter would try to write again at exit.
     null_device = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(
-        null_device, sys.stdout.fileno()
-    )  # else the interpreter would write the buffer again at exit
+    os.dup2(null_device, sys.stdout.fileno())
     os.close(null_device)
     return f"standard output cannot be written ({error.strerror})"
 

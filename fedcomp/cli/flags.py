@@ -67,10 +67,10 @@ Device = Annotated[
 def with_run_flags(
     without: Collection[str] = (), panel: str | None = None
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds --config and an option for each RunConfig field that is not in `without` to `command(…, **flags)`.
+    """Return a decorator that adds --config and the options of RunConfig, except those in `without`, to `command(…, **flags)`.
 
-    `panel` is the heading, in the help, of the options that the command already has. All options that are not boolean may be given more
-    than once; `run_values` refuses several values where one is needed.
+    `panel` is the heading in the help of the options that the command already has. Options that are not boolean are parsed as lists of
+    values; `run_values` refuses a list where one value is needed.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)

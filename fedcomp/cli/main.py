@@ -165,7 +165,7 @@ def _compare(
 
 
 def _display(config: RunConfig) -> RunDisplay:
-    """Return the display of a run: a silent one if the JSON log goes to standard output, else lines of text or a dashboard."""
+    """Return the display of a run: none if the JSON log goes to standard output, else lines of text or a dashboard."""
     if config.log_json == "-":
         return RunDisplay()
     if _prints_lines(config.plain):

@@ -100,7 +100,7 @@ def front(lines: Sequence[Result]) -> list[bool]:
 
 
 def legend(lines: Sequence[Result]) -> list[str]:
-    """Return the lines of text that explain a table of the results `lines`."""
+    """Return the lines of the legend below a table of results."""
     ratios = [line for line in lines if line.ratio is not None]
     against_dense = [line for line in ratios if line.baseline is not None]
     text = [FRONT_LEGEND] if len(lines) > 1 else []

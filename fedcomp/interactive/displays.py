@@ -44,7 +44,7 @@ class ProgressDisplay(RunDisplay):
         """Show that the run was interrupted. `message` says how to continue the run."""
 
     def progress_text(self) -> str:
-        """Return text such as "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+        """Return the progress as text, such as "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if not self.has_started:
             return "preparing the run"
         last, parts = self.last, [f"round {self.last_round}/{self.header.rounds}"]

@@ -16,7 +16,7 @@ from fedcomp.cli import flags
 from fedcomp.cli.comparison import comparison
 from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, has_alternatives
 from fedcomp.cli.results import FRONT, Result, cells, front, parse_accuracy
-from fedcomp.config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RunConfig
+from fedcomp.config import ALTERNATIVE_OPTIONS, RunConfig
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.server.results import make_strategy
@@ -135,7 +135,6 @@ def test_the_command_to_continue_has_every_value():
     }
     command = "fedcomp sim --uplink stc --uplink identity --target-accuracy 90% --plain --out 'x y' --resume"
     assert flags.resume_command(given, "x y", ("fedcomp", "sim")) == command
-    assert ALTERNATIVES_FILE != "config.toml"
 
 
 # The dense baseline.

@@ -80,7 +80,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return an error that prevents the alternative `name` from running. Without a name, there is only one run."""
+    """Return the error of an alternative that cannot run. `name` is empty if the command has only one run."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error

@@ -40,9 +40,8 @@ class AlternativeProgress:
     error: str = ""  # error message of a failed run
 
     @property
-    def fraction(self) -> float:
-        """The fraction of finished rounds, in [0, 1]. It is 1 for a failed run."""
-        return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
+    def has_ended(self) -> bool:
+        return self.state in (DONE, FAILED)
 
     @property
     def quality(self) -> str:
@@ -82,7 +81,7 @@ class ComparisonLines:
 
     @property
     def ended(self) -> int:
-        return sum(progress.state in (DONE, FAILED) for progress in self.all)
+        return sum(progress.has_ended for progress in self.all)
 
     @property
     def remaining_s(self) -> float | None:
@@ -93,7 +92,7 @@ class ComparisonLines:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the fact that the options of `checked` of `total` alternatives have been checked."""
+        """Handle progress before the first run: `checked` of `total` alternatives have been found valid."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first run in the comparison folder `out`. `facts` describe all alternatives."""
@@ -182,7 +181,8 @@ class ComparisonView(ComparisonLines):
         return Group(*fitted([self._bar(width), *self._table(width, height - 1)], width))
 
     def _bar(self, width: int) -> Text:
-        fraction = sum(p.fraction for p in self.all) / len(self.all)
+        fractions = [1.0 if p.has_ended else p.round / p.rounds for p in self.all]
+        fraction = sum(fractions) / len(fractions)
         before, after = f"{self.ended} of {len(self.all)} done ", f" {100 * fraction:.0f} %"
         if self.ended < len(self.all) and (remaining_s := self.remaining_s) is not None:
             after += f", {duration(remaining_s)} left"

@@ -41,8 +41,7 @@ NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alter
 class ComparisonFolder(OutFolder):
     """The folder of one comparison.
 
-    To resume a comparison, its options must equal the stored options. Otherwise, or without stored options, RunFolderError is raised before
-    anything is written.
+    Raises RunFolderError, before anything is written, if a comparison is resumed with options that differ from the stored ones.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -61,7 +60,7 @@ class ComparisonFolder(OutFolder):
             self.stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
-        """Raise RunFolderError if stored options, which a resumed run may not change, differ from those of this command."""
+        """Raise RunFolderError if this command changes a stored option that a resumed run may not change."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
             if own != other and not f.metadata["local"]:

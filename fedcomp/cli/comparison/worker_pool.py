@@ -85,7 +85,7 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` worker processes, which are killed on exit. After Ctrl-C, they first have STOP_S seconds to finish their rounds."""
+    """A pool of `count` worker processes. On exit, the processes are killed, after Ctrl-C only if their rounds take longer than STOP_S."""
 
     def __init__(self, count: int):
         self.count = count

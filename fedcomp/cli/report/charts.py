@@ -19,7 +19,7 @@ from . import svg
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # values of larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
-# The points of a chart that show their values under the mouse pointer: maximum per chart, but at least MIN_POINTS_OF_CURVE per curve.
+# Number of points that show their values under the mouse pointer: at most MAX_POINTS per chart, but at least MIN_POINTS_OF_CURVE per curve.
 MAX_POINTS, MIN_POINTS_OF_CURVE = 400, 8
 MARKERS_PER_CURVE = 6
 

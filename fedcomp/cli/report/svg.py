@@ -123,7 +123,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of line style 9 as `s s9 c1`: `s` and `s9` serve to highlight it, and `c1` sets its colour."""
+    """Return the CSS classes of a line style, such as `s s9 c1`: `s` and `s9` are for highlighting, and `c1` sets the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 
