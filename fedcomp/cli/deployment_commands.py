@@ -87,7 +87,7 @@ def serve(
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield the function that writes log messages, as text or JSON depending on --log-json. Raises ConfigError for an invalid file."""
+    """Yield the function that writes log messages as --log-json demands. Raises ConfigError if the file cannot be written."""
     from ..server.logs import STDOUT, JsonLog
 
     with ExitStack() as stack:

@@ -70,7 +70,7 @@ def with_run_flags(
     """Return a decorator that adds --config and the options of RunConfig, except those in `without`, to `command(…, **flags)`.
 
     `panel` is the heading in the help of the options that the command already has. Options that are not boolean are parsed as lists of
-    values; `run_values` refuses a list where one value is needed.
+    values. `run_values` decides which of these options may have several values.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)

@@ -72,7 +72,8 @@ def init(
     with stoppable(lambda cause: f"{cause}; {complete if folder.exists() else none}"):
         hosts = keys.make(folder, clients, host or (), days, port)
     enrolments = f"{clients} enrolment file{'s' * (clients > 1)}"
-    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {enrolments}.\n")
+    certificate = f"a server certificate (for {', '.join(hosts)})"
+    print(f"{folder} is written: a CA, {certificate} and {enrolments}.\n")
     start = ["fedcomp", "server", "start", "--keys", str(folder)]
     start += ["--port", str(port)] if port != 8080 else []
     join = ["fedcomp", "client", "--server", join_address(hosts[0], port)]
@@ -121,7 +122,8 @@ def add(
     ids = keys.add(folder, count, days)
     files = ", ".join(str(_file(folder, id)) for id in ids[:8])
     more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
-    print(f"{_clients(ids)} enrolled: {files}{more}")
+    subject = f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"
+    print(f"{subject} enrolled: {files}{more}")
 
 
 @app.command()
@@ -140,10 +142,10 @@ def revoke(
     holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))
     keys.revoke(folder, *holders)
     clients = [holder for holder in holders if isinstance(holder, int)]
-    subjects = [_clients(clients)] if clients else []
-    subjects += [f"Relay {h.removeprefix('relay-')} is" for h in holders if isinstance(h, str)]
-    revoked = ", ".join(f"{subject} revoked" for subject in subjects)
-    print(f"{revoked}; a running server disconnects {'it' if len(holders) == 1 else 'them'}")
+    names = [named_clients(clients)] if clients else []
+    names += [holder.replace("-", " ") for holder in holders if isinstance(holder, str)]
+    pronoun = "it" if len(holders) == 1 else "them"
+    print(f"Revoked: {', '.join(names)}; a running server disconnects {pronoun}")
 
 
 @app.command()
@@ -250,7 +252,3 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
     raise UserError(
         f"'{text}' is neither a client's id nor {words}; give one of them, for example: {keys_command(folder, command, 3)}"
     )
-
-
-def _clients(ids: list[int]) -> str:
-    return f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"

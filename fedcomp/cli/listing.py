@@ -22,8 +22,8 @@ CODEC_COLUMNS = (
 )
 CODEC_LEGEND = f"""bits: bits per parameter, for {NUMEL:,} normally distributed values
 C(x): the vector x after encoding and decoding;  E: mean over all seeds
-unbiased: ω if E C(x) = x and E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ if E‖x−C(x)‖² ≤ (1−δ)‖x‖²;  {NOTHING}: no bound is known
-linear: encoded vectors can be summed without decoding;  portable: the same bytes on every device"""
+unbiased: ω if E C(x) = x and E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ if E‖x−C(x)‖² ≤ (1−δ)‖x‖²
+linear: encoded vectors can be summed without decoding;  portable: the same bytes on every device;  {NOTHING}: no, or not known"""
 
 
 def print_codecs() -> None:

@@ -60,7 +60,7 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
         "keys", "init", "--clients", 2, "--host", "server.example", "--port", 9000
     ).splitlines()
     assert (made, blank) == (
-        "keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.",
+        "keys is written: a CA, a server certificate (for server.example, localhost, 127.0.0.1) and 2 enrolment files.",
         "",
     )
     assert rest == [
@@ -157,7 +157,7 @@ def test_add_enrols_clients(folder):
 def test_revoke_refuses_clients(folder):
     assert (
         done("keys", "revoke", 0, 2, "--keys", folder)
-        == "Clients 0, 2 are revoked; a running server disconnects them\n"
+        == "Revoked: clients 0, 2; a running server disconnects them\n"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
     assert refused("keys", "revoke", 1, 9, "--keys", folder).startswith(
@@ -367,7 +367,7 @@ def test_revoke_refuses_a_relay(with_relay):
     mine, registry = relay(with_relay), read_registry(with_relay)
     assert (
         done("keys", "revoke", "relay-0", "--keys", with_relay)
-        == "Relay 0 is revoked; a running server disconnects it\n"
+        == "Revoked: relay 0; a running server disconnects it\n"
     )
     assert read_registry(with_relay).find(mine.key_hash).relay is None
     assert read_registry(with_relay).find(mine.key_hash).reason == (
@@ -380,7 +380,7 @@ def test_revoke_refuses_a_relay(with_relay):
 def test_clients_and_a_relay_can_be_revoked_together(with_relay):
     assert (
         done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
-        == "Clients 1, 2 are revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Revoked: clients 1, 2, relay 0; a running server disconnects them\n"
     )
     assert sorted(read_registry(with_relay).enrolled()) == [0]
 
@@ -388,7 +388,7 @@ def test_clients_and_a_relay_can_be_revoked_together(with_relay):
 def test_a_holder_that_is_named_twice_is_revoked_once(with_relay):
     assert (
         done("keys", "revoke", "0", "relay-0", "0", "--keys", with_relay)
-        == "Client 0 is revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Revoked: client 0, relay 0; a running server disconnects them\n"
     )
 
 
