@@ -42,8 +42,8 @@ from .screen import (
     WARNING,
     curve,
     facts_panel,
-    fitted,
     progress_bar,
+    truncated,
 )
 
 SLOW_ROUND_S = 2.0  # if rounds take longer, the progress line counts the clients that have answered
@@ -142,18 +142,20 @@ class Dashboard(RunDisplay):
             used = len(lines) + len(last_notes)
             used += 1 if isinstance(head, Text) else head.height or 0
             lines += [*self._body(width, height - used), *last_notes]
-        return Group(head, *fitted(lines, width))
+        return Group(head, *truncated(lines, width))
 
     def _head(self, width: int, height: int) -> Panel | Text:
         h = self.header
         if height < 20:
-            return fitted([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[0]
+            return truncated([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[
+                0
+            ]
         reason = h.engine_reason and f"engine: {h.engine_reason}"
         notice = "; ".join(filter(None, (h.notice, reason)))
         notes, rows = (1, 3) if height < 24 else (2, 4) if height < 36 else (2, 8)
         note = textwrap.wrap(notice, max(width - 13, 20), max_lines=notes, placeholder="…")
         short = facts(replace(h, notice="", engine_reason=""))[:-1]
-        return facts_panel(short, width, rows, title="[bold]fedcomp", path=h.out, note=note)
+        return facts_panel(short, note, h.out, width, rows)
 
     def _bar(self, width: int) -> Text:
         rounds, done, pace = self.header.rounds, self.last_round, self.seconds_a_round

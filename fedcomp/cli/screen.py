@@ -23,7 +23,7 @@ MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first point
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
-def fitted(lines: list[Text], width: int) -> list[Text]:
+def truncated(lines: list[Text], width: int) -> list[Text]:
     """Truncate lines to `width` characters, in place."""
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -45,17 +45,11 @@ def progress_bar(before: str, fraction: float, after: str, width: int) -> Text:
 
 
 def facts_panel(
-    pairs: Sequence[tuple[str, str]],
-    width: int,
-    max_rows: int,
-    *,
-    title: str,
-    path: str,
-    note: Sequence[str] = (),
+    pairs: Sequence[tuple[str, str]], note: Sequence[str], path: str, width: int, max_rows: int
 ) -> Panel:
     """Return a panel of labels and values in up to four columns and `max_rows` rows, with the lines of a note below them.
 
-    The upper border shows `title`. The lower border shows `path`, the run folder.
+    The lower border shows `path`, the run folder.
     """
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
@@ -65,10 +59,10 @@ def facts_panel(
             break
     for i, text in enumerate(note):
         lines.append(Text.assemble((("" if i else "note").ljust(indent), LABEL), text))
-    lines = fitted(lines, width - 4)
+    lines = truncated(lines, width - 4)
     if len(path) > width - 6:
         path = "…" + path[len(path) - width + 7 :]
-    panel = Panel(Group(*lines), title=title, subtitle=Text(path), border_style=FRAME)
+    panel = Panel(Group(*lines), title="[bold]fedcomp", subtitle=Text(path), border_style=FRAME)
     panel.title_align = panel.subtitle_align = "left"
     panel.width, panel.height = width, len(lines) + 2
     return panel

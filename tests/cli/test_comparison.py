@@ -336,9 +336,8 @@ def test_a_diverged_alternative_is_marked_in_its_line(tmp_path):
 
 
 def test_other_alternatives_continue_if_a_process_dies(monkeypatch, tmp_path):
-    monkeypatch.setenv(
-        "KILL_AT", "60"
-    )  # after all loss calls of the short run, including checks and evaluations
+    # The short run computes the loss less than 60 times, including checks and evaluations.
+    monkeypatch.setenv("KILL_AT", "60")
     monkeypatch.syspath_prepend(str(TASKS))
     words = ["sim", "--task", f"{TASKS / 'deadly_task.py'}:task", *ONE_PROCESS]
     options = (

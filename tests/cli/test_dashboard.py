@@ -103,11 +103,9 @@ def test_a_text_is_shown_before_the_run_starts():
 
 @pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
 def test_waiting_for_clients_is_shown_until_a_round_begins(fake_run, width, height):
-    run = fake_run(5)
-    for dashboard in (
-        dashboard_of(replace_records(fake_run(1), 0)),
-        dashboard_of(run),
-    ):  # before the first round, and between two rounds
+    before_round_1 = fake_run(1)
+    before_round_1.records = []
+    for dashboard in (dashboard_of(before_round_1), dashboard_of(fake_run(5))):
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
         dashboard.on_waiting([], 3)
         dashboard.on_waiting([0, 2], 3)
@@ -127,11 +125,6 @@ def test_waiting_for_clients_is_shown_until_a_round_begins(fake_run, width, heig
         dashboard.on_waiting([0], 3)
         dashboard.on_progress(6, 0, 3)
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
-
-
-def replace_records(run, count: int):
-    run.records = run.records[:count]
-    return run
 
 
 def test_the_header_names_task_codecs_strategy_and_device(fake_run):
@@ -252,9 +245,8 @@ def test_the_results_stay_on_the_screen_after_the_run(fake_run):
     with dashboard:
         fake_run(20).to(dashboard)
         print("said by a task")
-    before, after = dashboard.console.file.getvalue().split(
-        "\x1b[?1049l"
-    )  # returns to the main screen of the terminal
+    to_main_screen = "\x1b[?1049l"
+    before, after = dashboard.console.file.getvalue().split(to_main_screen)
     assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
     for output in (
         "round 20/20",

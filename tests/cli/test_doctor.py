@@ -432,9 +432,10 @@ def test_a_damaged_folder_of_keys_fails_with_a_fix(damage, name, says, folder):
     damage(folder)
     status, output = examine("--keys", folder)
     assert status == 2 and output[name][0] == "failed" and says in output[name][1]
-    if command := re.search(
+    command = re.search(
         r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", output[name][2]
-    ):  # the printed command fixes the problem
+    )
+    if command:  # the printed command fixes the problem
         assert fedcomp(*shlex.split(command[1])).exit_code == 0
         assert examine("--keys", folder)[0] == 0
     assert command or name not in ("registry", "certificate")

@@ -14,7 +14,7 @@ from rich.text import Text
 from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
 from ...run_display import Totals
-from ..screen import BAR, LABEL, REFRESHES_PER_SECOND, REJECTED, WARNING, fitted, progress_bar
+from ..screen import BAR, LABEL, REFRESHES_PER_SECOND, REJECTED, WARNING, progress_bar, truncated
 from ..screen import DONE as GOOD
 
 Facts = Sequence[tuple[str, str]]  # labels and values
@@ -178,7 +178,7 @@ class ComparisonView(ComparisonLines):
         """Return the table as at most `height` lines of at most `width` characters."""
         if not self.all:
             return Text(self._preparing, LABEL)
-        return Group(*fitted([self._bar(width), *self._table(width, height - 1)], width))
+        return Group(*truncated([self._bar(width), *self._table(width, height - 1)], width))
 
     def _bar(self, width: int) -> Text:
         fractions = [1.0 if p.has_ended else p.round / p.rounds for p in self.all]
