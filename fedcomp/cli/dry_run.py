@@ -183,9 +183,9 @@ def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
     """Return the forecast of the uncompressed run with otherwise equal options, or None if there is no such run."""
-    wanted = dense(alternative.values)
+    wanted = dense(alternative.options)
     for other, forecast in zip(alternatives, forecasts, strict=True):
-        if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:
+        if is_dense(other.options) and dense(other.options) == wanted and len(alternatives) > 1:
             return forecast
     return None
 

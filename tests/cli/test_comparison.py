@@ -187,20 +187,20 @@ def test_a_resumed_alternative_keeps_the_codecs_that_its_strategy_chose(tmp_path
     values = {"out": str(tmp_path / "all"), "strategy": "scaffold", "seed": [0, 1], "rounds": 2}
     each = alternatives(values)[0]
     folder = ComparisonFolder(values)
-    assert "uplink" not in folder.values_of(each) and not folder.values_of(each)["resume"]
+    assert "uplink" not in folder.run_options(each) and not folder.run_options(each)["resume"]
     run = folder.path / each.name
     run.mkdir(parents=True)
     (run / "config.toml").write_text(
         tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0)))
     )
-    found = folder.values_of(each)
+    found = folder.run_options(each)
     assert (found["uplink"], found["downlink"], found["resume"]) == (
         "stc:density=1/50",
         "stc:density=1/100",
         True,
     ) and "lr" not in found
     given = alternatives(values | {"uplink": "identity"})[0]
-    assert folder.values_of(given)["uplink"] == "identity"
+    assert folder.run_options(given)["uplink"] == "identity"
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b"{", b"[1]\n", b'{"round": 1}\n', None])

@@ -25,14 +25,14 @@ MAX_NAME_LENGTH = 80  # characters
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of option values. `values` contains the given options, each with one value."""
+    """One combination of option values. `options` contains the given options, each with one value."""
 
     name: str
-    values: Mapping[str, Any]
+    options: Mapping[str, Any]
 
     @property
     def config(self) -> RunConfig:
-        return RunConfig(**self.values)
+        return RunConfig(**self.options)
 
 
 def has_alternatives(values: Mapping[str, Any]) -> bool:

@@ -83,7 +83,7 @@ class Comparison:
             facts = _facts(self.values, checked)
             self.display.on_run_start(str(self.folder.path), facts, progress)
             common = {"action": "run", "threads": threads}
-            requests = [common | {"values": self.folder.values_of(each)} for each in unfinished]
+            requests = [common | {"values": self.folder.run_options(each)} for each in unfinished]
             for i, message in pool.run(requests):
                 self.display.on_message(self.all.index(unfinished[i]), message)
             return self._compare(parallel_runs)
@@ -91,7 +91,7 @@ class Comparison:
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
         """Check the options of the unfinished alternatives, and return the results of `check`. Raises FedcompError for invalid options."""
         checks: dict[int, dict[str, Any]] = {}
-        values = map(self.folder.values_of, unfinished)
+        values = map(self.folder.run_options, unfinished)
         for i, message in pool.run([{"action": "check", "values": each} for each in values]):
             if (end := message.get("end")) is None:
                 continue

@@ -72,13 +72,13 @@ class ComparisonFolder(OutFolder):
         """Write alternatives.toml. Raises RunFolderError if the file cannot be written."""
         self._replace(ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)}))
 
-    def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """Return the options of an alternative's run, including "out" and "resume". If no --out is given, "out" is None until `open()`.
+    def run_options(self, alternative: Alternative) -> dict[str, Any]:
+        """Return the options of an alternative's run, including "out" and "resume". Without --out, "out" is None until `open()` is called.
 
         The options of a resumed run include the defaults that the strategy chose at its start.
         """
         folder = self.path / alternative.name
-        values = {name: value for name, value in alternative.values.items() if value is not None}
+        values = {name: value for name, value in alternative.options.items() if value is not None}
         started = not self._is_unnamed and (folder / RUN_FILE).is_file()
         stored = inherited_options(folder) if started else {}
         defaults = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
