@@ -36,7 +36,7 @@ INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 def _reject_nan(seconds: float | None) -> float | None:
     """Raise BadParameter for NaN, which the limits `min` and `max` do not exclude."""
     if seconds is not None and math.isnan(seconds):
-        raise click.BadParameter("nan is not a number of seconds; give one such as 600")
+        raise click.BadParameter("nan is not a number of seconds; give a number such as 600")
     return seconds
 
 

@@ -98,7 +98,9 @@ def _worst_decile(record: RoundRecord) -> float | None:
 
 
 ACCURACY = Quantity("accuracy", lambda r: r.measured_accuracy, _percent_tick, percent)
-WORST = Quantity("accuracy of the worst decile of clients", _worst_decile, _percent_tick, percent)
+WORST_DECILE = Quantity(
+    "accuracy of the worst decile of clients", _worst_decile, _percent_tick, percent
+)
 LOSS = Quantity("test loss", lambda r: r.measured_loss, "{:.4g}".format, decimal, log_from=LOG_LOSS)
 ROUNDS = Quantity("round", lambda r: r.round, "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
@@ -141,23 +143,23 @@ def _final_points(panel: Panel) -> list[svg.Series]:
 
 def _final_point(entry: ReportEntry, panel: Panel) -> svg.Series | None:
     """Return the point (bytes, final accuracy or loss) of an entry, or None if a value is missing or cannot be drawn."""
-    line, by_loss = entry.result, panel.by_loss
+    result, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
-    value = line.loss if by_loss else line.accuracy
-    if value is None or not line.sent_bytes or abs(value) > MAX_VALUE:
+    value = result.loss if by_loss else result.accuracy
+    if value is None or not result.sent_bytes or abs(value) > MAX_VALUE:
         return None
     seeds = [] if by_loss else [r.accuracy for r in entry.group.runs if r.accuracy is not None]
     text, band = up.show(value), []
     if len(seeds) > 1:
         low, high = min(seeds), max(seeds)
-        band = [(line.sent_bytes, low, high)]
+        band = [(result.sent_bytes, low, high)]
         text += f" ({up.show(low)} to {up.show(high)} over {len(seeds)} seeds)"
-    text += f", {BYTES.show(line.sent_bytes)}"
-    text += f", {line.note.partition(':')[0]}" if line.note else ""
+    text += f", {BYTES.show(result.sent_bytes)}"
+    text += f", {result.note.partition(':')[0]}" if result.note else ""
     name = "loss" if by_loss else "accuracy"
-    data = f' data-bytes="{line.sent_bytes!r}" data-{name}="{value!r}"'
-    points = [svg.Point(line.sent_bytes, value, text, data=data)]
-    ring, faint = line.on_front and panel.comparable, bool(line.note)
+    data = f' data-bytes="{result.sent_bytes!r}" data-{name}="{value!r}"'
+    points = [svg.Point(result.sent_bytes, value, text, data=data)]
+    ring, faint = result.on_front and panel.comparable, bool(result.note)
     return svg.Series(entry.name, entry.style, points, band=band, ring=ring, faint=faint, size=1.25)
 
 
@@ -173,7 +175,7 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 def curve_charts(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
     """Return rows of (title, <svg>): accuracy, worst-decile accuracy and loss, each over rounds, bytes and simulated hours."""
     rows = []
-    for up in (ACCURACY, WORST, LOSS):
+    for up in (ACCURACY, WORST_DECILE, LOSS):
         row = []
         for across in (ROUNDS, BYTES, HOURS):
             if series := _curves(panel, across, up):

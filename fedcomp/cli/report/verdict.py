@@ -35,17 +35,17 @@ def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
 
 
 def _single(entry: ReportEntry, target: float | None) -> str:
-    line, runs = entry.result, entry.group.runs
+    result, runs = entry.result, entry.group.runs
     subject = "The run" if len(runs) == 1 else f"The mean of {len(runs)} seeds"
-    text = f"{subject} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
-    if not line.rounds:
+    text = f"{subject} reaches {_quality(entry)} in {result.rounds:g} rounds with {_cost(entry)}."
+    if not result.rounds:
         text = "No round is done yet."
-    elif not isfinite(line.rank):
-        text = f"{subject} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
-    if target is not None and line.rounds:
-        if line.bytes_to_target is None:
+    elif not isfinite(result.rank):
+        text = f"{subject} sends {_cost(entry)} in {result.rounds:g} rounds; nothing was evaluated."
+    if target is not None and result.rounds:
+        if result.bytes_to_target is None:
             return f"{text} It does not reach {100 * target:g} %."
-        cost = f"{line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}"
+        cost = f"{result.rounds_to_target:g} rounds with {_bytes(result.bytes_to_target)}"
         text += f" It reaches {100 * target:g} % in {cost}."
     return text
 
@@ -115,19 +115,19 @@ def _name(entry: ReportEntry) -> str:
 
 
 def _quality(entry: ReportEntry) -> str:
-    line = entry.result
-    if line.accuracy is None:
-        return f"a loss of {decimal(line.loss)}"
-    spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.1f}"
-    return f"{100 * line.accuracy:.1f}{spread}\u00a0%"
+    result = entry.result
+    if result.accuracy is None:
+        return f"a loss of {decimal(result.loss)}"
+    spread = "" if result.accuracy_spread is None else f" ± {100 * result.accuracy_spread:.1f}"
+    return f"{100 * result.accuracy:.1f}{spread}\u00a0%"
 
 
 def _cost(entry: ReportEntry) -> str:
-    line, text = entry.result, _bytes(entry.result.sent_bytes)
-    dense = "float32 both ways" if line.baseline is None else "the uncompressed run"
-    if line.ratio is None or 0.95 < line.ratio < 1.05:
+    result, text = entry.result, _bytes(entry.result.sent_bytes)
+    dense = "float32 both ways" if result.baseline is None else "the uncompressed run"
+    if result.ratio is None or 0.95 < result.ratio < 1.05:
         return text
-    factor, word = (line.ratio, "less") if line.ratio > 1 else (1 / line.ratio, "more")
+    factor, word = (result.ratio, "less") if result.ratio > 1 else (1 / result.ratio, "more")
     return f"{text}, {three_digits(factor)} times {word} than {dense}"
 
 
