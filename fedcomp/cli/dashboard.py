@@ -42,8 +42,8 @@ from .screen import (
     WARNING,
     curve,
     facts_panel,
-    fitted,
     progress_bar,
+    truncated,
 )
 
 SLOW_ROUND_S = 2.0  # if rounds take longer, the progress line counts the clients that have answered
@@ -52,22 +52,21 @@ MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more rounds in the table
 
 
 class Dashboard(RunDisplay):
-    """A dashboard that fills the terminal while its context is open.
+    """A dashboard that fills the terminal while its context is open. Output of other code is buffered meanwhile.
 
-    On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
-    exit. While the context is closed, nothing is shown, but the method `picture` still returns the state of the run.
+    On exit, the last state of the dashboard, the buffered output and the results are printed on the main screen. Outside of its context, a
+    dashboard shows nothing, but `picture` returns the state of the run.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
         super().__init__(clock)
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self._screen = ExitStack()  # the context of a spinner, and later of the live dashboard
+        self._screen = ExitStack()  # open spinner or live dashboard
         self._entered = False
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
         self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates
-        # In the current round: (number of clients that have answered, number of selected clients).
-        self._running = (0, 0)
+        self._answered, self._cohort = 0, 0  # numbers of clients in the current round
         self._waiting = ""  # text that is shown while the run waits for more clients
         self._lock = Lock()  # protects data that the run updates and the drawing thread reads
         self._other_output = _LastLines()
@@ -114,12 +113,12 @@ class Dashboard(RunDisplay):
         self._waiting = waiting_text(connected, wanted) if len(connected) < wanted else ""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        self._running, self._waiting = (answered, cohort), ""
+        self._answered, self._cohort, self._waiting = answered, cohort, ""
 
     def on_round_end(self, record: RoundRecord) -> None:
         with self._lock:
             super().on_round_end(record)
-            self._running = (0, 0)
+            self._answered, self._cohort = 0, 0
             self._records.append(record)
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
@@ -139,25 +138,29 @@ class Dashboard(RunDisplay):
             notes = 1 if height < 20 else 3 if height < 40 else 6
         with self._lock:
             head, lines = self._head(width, height), [self._bar(width), *self._sums(width)]
-            text = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
-            used = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height or 0)
-            lines += [*self._body(width, height - used), *text]
-        return Group(head, *fitted(lines, width))
+            last_notes = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
+            used = len(lines) + len(last_notes)
+            used += 1 if isinstance(head, Text) else head.height or 0
+            lines += [*self._body(width, height - used), *last_notes]
+        return Group(head, *truncated(lines, width))
 
     def _head(self, width: int, height: int) -> Panel | Text:
         h = self.header
         if height < 20:
-            return fitted([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[0]
+            return truncated([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[
+                0
+            ]
         reason = h.engine_reason and f"engine: {h.engine_reason}"
         notice = "; ".join(filter(None, (h.notice, reason)))
         notes, rows = (1, 3) if height < 24 else (2, 4) if height < 36 else (2, 8)
         note = textwrap.wrap(notice, max(width - 13, 20), max_lines=notes, placeholder="…")
         short = header_rows(replace(h, notice="", engine_reason=""))[:-1]
-        return facts_panel(short, width, rows, title="[bold]fedcomp", path=h.out, note=note)
+        return facts_panel(short, note, h.out, width, rows)
 
     def _bar(self, width: int) -> Text:
-        rounds, done, (answered, cohort) = self.header.rounds, self.last_round, self._running
-        pace, now = self.seconds_a_round, done + answered / max(cohort, 1)
+        rounds, done, pace = self.header.rounds, self.last_round, self.seconds_a_round
+        answered, cohort = self._answered, self._cohort
+        now = done + answered / max(cohort, 1)
         fraction = min(now / max(rounds, 1), 1.0)
         before, after = f"round {done}/{rounds} ", f" {100 * fraction:.0f} %"
         if pace is not None and done < rounds:
@@ -167,7 +170,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return lines with the bytes sent since the run was started or resumed, or a line that says what the run waits for."""
+        """Return a line that says which clients the run waits for, or else lines with the bytes since the run was started or resumed."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
@@ -186,7 +189,7 @@ class Dashboard(RunDisplay):
         return lines
 
     def _body(self, width: int, height: int) -> list[Text]:
-        """Return lines with the curve of accuracy or loss, and with a table of the last rounds below the curve."""
+        """Return the curve of accuracy or loss, and a table of the last rounds below it."""
         blank = [Text()] * (height >= 16)
         columns = columns_for(width, columns_of(self.header))
         records = list(self._records)[-max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3) :]
@@ -214,7 +217,7 @@ class Dashboard(RunDisplay):
         return [title, *curve(self.points, judged, width, height - 1)]
 
     def verdict(self) -> Panel:
-        """Return the results of an ended run as a panel with a border."""
+        """Return a panel with the results of a run that has ended."""
         assert self.summary is not None
         summary, out = self.summary, self.header.out
         grid = Table.grid(padding=(0, GAP))
@@ -227,7 +230,7 @@ class Dashboard(RunDisplay):
 
 
 class _LastLines(io.TextIOBase):
-    """A text stream that keeps its last 200 lines."""
+    """A text stream that stores only its last 200 lines."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=200)

@@ -34,23 +34,23 @@ INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 
 
 def _reject_nan(seconds: float | None) -> float | None:
-    """Raise BadParameter for NaN, which click's range check accepts."""
+    """Raise BadParameter for NaN, which the limits `min` and `max` do not exclude."""
     if seconds is not None and math.isnan(seconds):
-        raise click.BadParameter("nan is not a number of seconds; give one such as 600")
+        raise click.BadParameter("nan is not a number of seconds; give a number such as 600")
     return seconds
 
 
 PATIENCE = option(
     "SECONDS",
-    "Give up if the server cannot be reached for this number of seconds. Default: try without a limit.",
+    "Exit if the server cannot be reached for this number of seconds. Default: retry without a limit.",
     min=0,
     max=10**9,
     callback=_reject_nan,
 )
-STAY = switch("--stay", "Wait for the next run when a run is over.")
+STAY = switch("--stay", "Do not exit when the run is over, but wait for the next run.")
 LOG_JSON = option(
     "FILE",
-    "Append log messages as JSON to this file; - prints the messages as JSON instead of text.",
+    "Append log messages as JSON to this file; - = print JSON instead of text.",
 )
 
 
@@ -63,7 +63,7 @@ def serve(
     insecure: bool | None = None,
     transport: str | None = None,
 ) -> None:
-    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError for invalid options."""
+    """Serve the run `config`, and show its progress in `display`. Raises UserError for invalid options."""
     malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.start import Endpoint
 
@@ -80,17 +80,14 @@ def serve(
             f"the folder of keys {folder} does not exist; make it with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    # From now on, the garbage collector skips the objects of imported modules. Searching them would stop the event loop for up to 0.2 s.
+    # Exclude the objects of imported modules from garbage collection, which would otherwise block the event loop for up to 0.2 s.
     gc.freeze()
     run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a message with the time of day. If `log_json` is a file, the function also appends JSON to the file.
-
-    If `log_json` is "-", the function prints JSON instead of text. Raises ConfigError if the log cannot be written.
-    """
+    """Yield the function that writes log messages as --log-json demands. Raises ConfigError if the file cannot be written."""
     from ..server.logs import STDOUT, JsonLog
 
     with ExitStack() as stack:
@@ -109,24 +106,27 @@ def client(
     server: str | None = SERVER,
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. A folder of such files runs "
-        "several clients. "
-        "Default: the environment variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file (key and certificate) of this client: clients/ID.toml in the server's folder of keys. If a folder of such files is "
+        f"given, this process runs one client per file. Default: {flags.ENROLMENT_DEFAULT}.",
     ),
     insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
-        "Index of this client's partition of the data, from 0. Default: all data. With --insecure, the index is also the client's id "
-        "unless --client-id is given.",
+        "Index of this client's partition of the data, from 0. Default: train on all data.",
         min=0,
     ),
     partitions: int | None = option(
         "N", "Number of partitions of the data. Default: the number of clients of the run.", min=1
     ),
-    client_id: int | None = option("K", "Id of this client; only with --insecure.", min=0),
+    client_id: int | None = option(
+        "K",
+        "Id of this client, only with --insecure. Default: --partition-id. Without --insecure, the enrolment file contains the id.",
+        min=0,
+    ),
     state_dir: Path | None = option(
         "DIR",
-        "Folder for the state of the client. Default: fedcomp-client-ID. With several clients, DIR contains a folder for each client.",
+        "Folder for the state of the client. Default: fedcomp-client-ID. With several clients, DIR contains a folder fedcomp-client-ID for "
+        "each client.",
     ),
     task: str = typer.Option(
         "digits", help="Task (model and data): a built-in name or path/file.py:name."
@@ -137,36 +137,34 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The first client uses the partition "
-        "--partition-id, the second client the next partition, and so on. With --insecure, the ids of the clients are --client-id, "
-        "--client-id + 1, and so on.",
+        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The clients use the N partitions that "
+        "start at --partition-id. With --insecure, the clients' ids start at --client-id, or else at --partition-id.",
         min=1,
     ),
     roster: Path | None = option(
         "FILE",
-        "File with the public keys of all clients: registry.toml in the server's folder of keys. Clients encrypt their votes with these "
-        "keys (strategy election with sealed=true). Default: the keys that the server announces.",
+        "File with the public keys of all clients: registry.toml in the server's folder of keys. If the strategy is "
+        "election:form=ballots,sealed=true, clients encrypt their votes with these keys. Default: the keys that the server announces.",
     ),
     sealed: bool = switch(
         "--sealed",
-        "Take part only in runs in which the server cannot read votes (strategy election with sealed=true).",
+        "Take part only in runs whose strategy hides the clients' votes from the server: election:form=ballots,sealed=true.",
     ),
     log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over. With --transport grpc, the client executes no code that the server sends."""
+    """Take part in a federation until its run is over.
 
-    stored = (
-        "the state of this client is stored in its state folder; repeat the command to continue"
-    )
-    stop = stoppable(lambda cause: f"{cause}; {stored}")
+    With --transport grpc, the client executes no code that the server sends. With --transport flower, it executes the server's Flower App.
+    """
+    advice = "the state folder contains the state of the client; repeat the command to continue"
+    stop = stoppable(lambda cause: f"{cause}; {advice}")
     with stop, message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
-            meaning = "--partitions is the number of partitions of the data"
-            raise ConfigError(f"{meaning}; give --partition-id as well")
+            raise ConfigError("--partitions needs --partition-id; give both, or neither")
         if transport == "flower" and len(clients) > 1:
             raise ConfigError(
                 "--transport flower runs one client per process; start each client with a separate command"
@@ -209,11 +207,11 @@ def client(
             return
         malloc.keep_freed_memory(threads=len(clients) > 1)
         examples, hosted_clients = data_of(loaded, "train"), {}
-        common = ClientSetup(
+        shared = ClientSetup(
             loaded, examples, target, partitions=partitions, roster=keys, sealed=sealed
         )
         for one in clients:
-            own = replace(common, client_id=one.id, partition_id=one.partition_id)
+            own = replace(shared, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
             stack.callback(state.close)
             key = one.target.enrolment.pair[0] if one.target.enrolment else None
@@ -232,27 +230,28 @@ def relay(
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, only the loopback address.",
     ),
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. Default: the environment "
-        "variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file (key and certificate) of this relay: relays/ID.toml in the server's folder of keys. "
+        f"Default: {flags.ENROLMENT_DEFAULT}.",
     ),
     insecure: bool = INSECURE,
     patience: float | None = PATIENCE,
     stay: bool = STAY,
     log_json: str | None = LOG_JSON,
 ) -> None:
-    """Run a relay, which forwards messages between clients and a server.
+    """Run a relay, which forwards messages between its clients and a server.
 
-    The server sends each broadcast to the relay only once, and the relay bundles the messages of its clients.
+    The server sends each broadcast only once to the relay, which forwards it to all its clients. In the other direction, the relay bundles
+    the messages of its clients.
     """
     malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
-    advice = "repeat the command to continue, and the clients will reconnect to the relay"
+    advice = "repeat the command to continue; the clients will reconnect to the relay"
     with stoppable(lambda cause: f"{cause}; {advice}"), message_log(log_json) as report:
         target = relay_target(server, enrolment, insecure)
         host = host or (LOOPBACK if insecure else "0.0.0.0")
@@ -278,18 +277,18 @@ def identities(
     state_dir: Path | None,
     count: int | None,
 ) -> list[ClientIdentity]:
-    """Return the identities of the clients that the options describe. Raises UserError for invalid options."""
+    """Return the clients to run, as the options of `fedcomp client` describe them. Raises UserError for invalid options."""
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
-            "--client-id needs --insecure, because with TLS the enrolment sets the client's id; leave --client-id out; "
-            "to run as another client, give that client's --enrolment"
+            "--client-id needs --insecure, because otherwise the enrolment file determines the client's id; leave --client-id out, or give "
+            "the --enrolment of another client"
         )
     multiple = count is not None or (enrolment is not None and enrolment.is_dir())
     if multiple and partition_id is None:
         raise ConfigError(
-            "several clients in one process train on different partitions of the data; give --partition-id K: the first client uses "
-            "partition K, the next one partition K+1, and so on"
+            "several clients in one process need different partitions of the data; give --partition-id K, so that the first client uses "
+            "partition K, the second one partition K+1, and so on"
         )
     if insecure:
         target = _target(server)
@@ -318,8 +317,8 @@ def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> 
     make = "fedcomp keys add --relay --host HOST"
     if enrolment is None and not path.exists():
         raise UserError(
-            f"this relay has no enrolment: make one on the server with {make}, copy it to {path} or give --enrolment FILE; or "
-            "give --insecure for a trial"
+            f"this relay has no enrolment file {path}; make one on the server with: {make}, then copy it to this path or name it with "
+            "--enrolment FILE (for a trial without keys, give --insecure)"
         )
     enrolled = Enrolment.read(path)
     if not enrolled.relay:
@@ -339,9 +338,9 @@ def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return the server that --server names, or else the server in the enrolment file.
+    """Return the server that --server names, or else the server in the enrolment file, with the credentials in this file.
 
-    Raises UserError if neither --server nor the enrolment file names a server, or if the enrolment has expired.
+    Raises UserError if no server is named, or if the enrolment has expired.
     """
     from ..deployment.client_process import Target
     from ..keys.connection import address
@@ -356,10 +355,10 @@ def _target(
 
 
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Return (file, enrolment) for the enrolment file `path`, or for the first `count` files of the folder `path`, ordered by client id.
+    """Return (file, enrolment) for the enrolment file `path`, or for each file of the folder `path` in the order of client ids.
 
-    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError
-    for missing or unsuitable files.
+    At most `count` files are returned. If `path` is None, the default enrolment file is read. Raises UserError for missing or unsuitable
+    files.
     """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
@@ -368,8 +367,8 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
         path = default_enrolment()
         if not path.exists():
             raise UserError(
-                f"this client has no enrolment: copy clients/ID.toml from the server's folder of keys to {path}, or give "
-                "--enrolment FILE, or --insecure for a trial"
+                f"this client has no enrolment file {path}; copy clients/ID.toml in the server's folder of keys to this path, or name it "
+                "with --enrolment FILE (for a trial without keys, give --insecure)"
             )
     if (path / REGISTRY).is_file():  # a folder of keys
         path = path / CLIENTS
@@ -394,7 +393,7 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids of clients without enrolments, from --client-id or --partition-id. Raises UserError for a missing or too large id."""
+    """Return the ids of clients without enrolments, from --client-id or else --partition-id. Raises UserError for invalid ids."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"

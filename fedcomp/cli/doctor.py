@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check the machine, a port, a server, an enrolment file, a folder of keys or a data folder.
 
-The command prints one line per check: ✓ (passed), ✗ (failed, with a fix) or – (skipped, with a reason). Each check function
-imports the packages that it needs, so that a broken package fails one check and does not end the command.
+The command prints one line per check: ✓ (passed), ✗ (failed, with a fix) or – (skipped, with a reason). A check imports the packages that
+it needs, so that a broken package fails one check and does not end the command.
 """
 
 import json
@@ -21,7 +21,7 @@ import typer
 from ..config import KEYS, expand_home, keys_command
 from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
 from ..formatting import human_bytes, one_line
-from .flags import JSON, option
+from .flags import ENROLMENT_DEFAULT, JSON, option
 from .keys import RENEW_DAYS, days_left
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
 WIDTH = 18  # width of the column with the subjects of the checks, in characters
-MIN_FREE_BYTES = 10**9  # required free space on the disk that holds the run folders
+MIN_FREE_BYTES = 10**9  # required free space on the disk of the run folders
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Check:
     what: str  # subject of the check, such as torch
     state: str  # result: ok, failed or skipped
     found: str  # description of the result
-    fix: str = ""  # what to do, such as how to fix a failed check
+    fix: str = ""  # advice, such as how to fix a failed check
 
     def line(self, width: int) -> str:
         return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
@@ -57,25 +57,24 @@ def failed(what: str, found: str, fix: str) -> Check:
     return Check(what, FAILED, found, fix)
 
 
-def refused(what: str, error: FedcompError | str) -> Check:
-    """Convert an error of fedcomp to a failed check. The error message consists of the problem, a semicolon, and the fix."""
+def from_error(what: str, error: FedcompError | str) -> Check:
+    """Return the failed check of an error, whose message consists of the problem, a semicolon and the fix."""
     found, _, fix = str(error).partition("; ")
-    return Check(what, FAILED, found, fix)
+    return failed(what, found, fix)
 
 
 def doctor(
     server: str | None = option(
-        "HOST:PORT", "Server to connect to. Default: the server in the enrolment file of --client."
+        "HOST:PORT", "Server to connect to. Default: the server that the enrolment file names."
     ),
     client: Path | None = option(
         "FILE",
-        "Enrolment file of a client. Default without --keys: the environment variable FEDCOMP_ENROLMENT, or "
-        "~/.config/fedcomp/enrolment.toml.",
+        f"Enrolment file of a client or relay. Default, unless --keys is given: {ENROLMENT_DEFAULT}.",
         "--client",
         "--enrolment",
     ),
     keys: Path | None = option("DIR", "Folder of keys, written by fedcomp keys init."),
-    data: Path | None = option("DIR", "Folder with the data of built-in tasks."),
+    data: Path | None = option("DIR", "Folder with the data sets of built-in tasks."),
     port: int | None = option("N", "Port on which a server will listen.", min=1, max=65_535),
     as_json: bool = JSON,
 ) -> None:
@@ -117,16 +116,17 @@ def _checks(
         try:
             enrolment = Enrolment.read(client)
         except KeysError as error:
-            yield refused("client", error)
+            yield from_error("client", error)
         else:
-            yield ok("client", f"{client} is valid: client {enrolment.id}")
+            yield ok("client", f"{client} is valid: {enrolment.name}")
             yield private(client, "client file")
-            renew = keys_command(keys or KEYS, "renew", enrolment.id)
+            holder = f"relay-{enrolment.id}" if enrolment.relay else enrolment.id
+            renew = keys_command(keys or KEYS, "renew", holder)
             remedy = f"on the server: {renew}, then copy the new file"
             yield validity("client certificate", enrolment.leaf, remedy)
     elif not keys:
         found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
-        fix = "only a client in a deployment needs this file; make it on the server: fedcomp keys init --clients N --host HOST"
+        fix = "only the clients and relays of a deployment need this file; make it on the server: fedcomp keys init --clients N --host HOST"
         yield Check("client", SKIPPED, found, fix)
     if keys:
         yield from keys_folder(keys, enrolment)
@@ -139,7 +139,7 @@ def _checks(
 
 
 def packages() -> Iterator[Check]:
-    """Check the versions of Python, flwr and other packages against fedcomp's requirements."""
+    """Check that Python and fedcomp's dependencies have the required versions."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -194,11 +194,11 @@ def torch_and_cuda() -> Iterator[Check]:
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many CPU cores this process may use, according to its CPU affinity and its container's CPU quota."""
+    """Return the number of CPU cores that the CPU affinity and the container's CPU quota give to this process."""
     by_affinity = hasattr(os, "sched_getaffinity")
     bound = len(os.sched_getaffinity(0)) if by_affinity else os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        # Without a quota, cpu.max contains "max", for which `int` raises ValueError.
+        # Without a quota, cpu.max contains "max", which is not an integer.
         quota, period = map(int, limit.read_text().split())
         bound = min(bound, max(1, -(-quota // period)))
     return bound
@@ -212,7 +212,7 @@ def threads(count: int, usable: int) -> Check:
 
 
 def disk(runs: Path) -> Check:
-    """Check that the default folder of runs is writable and that its disk has free space."""
+    """Check that the default folder of runs can be written, and that its disk has free space."""
     place = runs.absolute()
     while not place.exists():
         place = place.parent
@@ -242,10 +242,7 @@ def listening(port: int) -> Check:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """Check that the data set of each built-in task can be loaded from a folder.
-
-    A data set that the folder does not contain is skipped. However, if no data set can be loaded, each data set is reported as failed.
-    """
+    """Check that the data set of each built-in task can be loaded. Missing data sets are skipped, but fail if no data set can be loaded."""
     from ..tasks import available_tasks, load
 
     tasks = {name.partition("-")[0]: name for name in available_tasks() if name != "digits"}
@@ -256,7 +253,7 @@ def data_folder(folder: Path) -> Iterator[Check]:
             train, test = len(task.train()), len(task.test())
             checks[name] = ok("data", f"{name}: {train:,} training and {test:,} test examples")
         except (UserError, MissingExtraError) as error:
-            checks[name] = refused("data", f"{name}: {error}")
+            checks[name] = from_error("data", f"{name}: {error}")
     none_loaded = all(check.state == FAILED for check in checks.values())
     for name, check in checks.items():
         if check.state == OK or none_loaded or (folder / name).exists():
@@ -266,9 +263,7 @@ def data_folder(folder: Path) -> Iterator[Check]:
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
-    """Check the certificate authority (CA), the server's certificate, the registry of keys and the enrolment files in a folder of keys.
-    Also check that the registry accepts `enrolment`.
-    """
+    """Check the certificates, the registry and the enrolment files in a folder of keys, and that the registry accepts `enrolment`."""
     from ..keys import key_folder as keys
     from ..keys.certificates import hosts_of, read_certificate
 
@@ -276,7 +271,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         registry = keys.read_registry(folder)
         ca, certificate = read_certificate(folder / keys.CA_CRT), keys.check_server_files(folder)
     except KeysError as error:
-        yield refused("keys", error)
+        yield from_error("keys", error)
         return
     remedy = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
     yield validity("ca", ca, remedy)
@@ -292,34 +287,36 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             "restore the registry from a copy, or make new keys in another folder",
         )
         return
-    yield from holders(folder, keys.CLIENTS, registry.entries)
+    yield from registered_keys(folder, keys.CLIENTS, registry.entries)
     if registry.relays:
-        yield from holders(folder, keys.RELAYS, registry.relays)
+        yield from registered_keys(folder, keys.RELAYS, registry.relays)
     if enrolment is not None:
-        yield enrolled(folder, registry, enrolment)
+        yield enrolled(registry, enrolment, ca)
 
 
-def enrolled(folder: Path, registry: "Registry", enrolment: "Enrolment") -> Check:
-    """Check that the registry of a folder of keys accepts an enrolment."""
-    from ..keys import key_folder as keys
-    from ..keys.certificates import parse_certificate, read_certificate
+def enrolled(registry: "Registry", enrolment: "Enrolment", ca: "x509.Certificate") -> Check:
+    """Check that the registry accepts an enrolment, which trusts the certificate authority `ca`."""
+    from ..keys.certificates import parse_certificate
 
-    id, _, problem = registry.find(enrolment.key_hash)
+    client, relay, problem = registry.find(enrolment.key_hash)
     if problem:
-        return refused("enrolled", problem)
-    found = f"client {enrolment.id} is accepted"
-    copy = f"copy {keys.CLIENTS}/{id}.toml to the client again"
-    if id != enrolment.id:
-        found = f"the registry assigns this key to client {id}"
-        return failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
-    if parse_certificate(enrolment.ca) != read_certificate(folder / keys.CA_CRT):
+        return from_error("enrolled", problem)
+    kind, id = ("client", client) if relay is None else ("relay", relay)
+    copy = f"copy {kind}s/{id}.toml to the {kind} again"
+    if enrolment.name != f"{kind} {id}":
+        found = f"the registry assigns this key to {kind} {id}"
+        return failed("enrolled", f"{found}, but the file is that of {enrolment.name}", copy)
+    found = f"{enrolment.name} is accepted"
+    if parse_certificate(enrolment.ca) != ca:
         other = "but the enrolment file trusts another CA than the folder"
         return failed("enrolled", f"{found}, {other}", copy)
     return ok("enrolled", found)
 
 
-def holders(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Iterator[Check]:
-    """Check that no key of the clients (`place="clients"`) or relays (`place="relays"`) has expired, and check their enrolment files."""
+def registered_keys(
+    folder: Path, place: str, entries: "tuple[RegistryEntry, ...]"
+) -> Iterator[Check]:
+    """Check the keys of all clients (`place="clients"`) or relays (`place="relays"`) in the registry, and their enrolment files."""
     from ..keys.enrolment import utc_now
 
     now = utc_now()
@@ -331,13 +328,13 @@ def holders(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> I
         yield failed("registry", f"{place}: {text}", keys_command(folder, "renew"))
     else:
         yield ok("registry", f"{place}: {text}")
-    yield files(folder, place, entries)
+    yield enrolment_files(folder, place, entries)
 
 
-def files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
-    """Check that the enrolment files in the subfolder `place` match the registry and can be read only by their owner.
+def enrolment_files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
+    """Check that the enrolment files in the subfolder `place` match the registry, and that only their owner can read them.
 
-    A missing file is not an error, because enrolment files are moved to devices.
+    Files may be missing, because they are moved to devices.
     """
     from ..keys.enrolment import Enrolment, openssh
 
@@ -355,7 +352,7 @@ def files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Che
         try:
             enrolment = Enrolment.read(path)
         except KeysError as error:
-            return refused("files", str(error).rpartition(";")[0] + f"; {renew}")
+            return from_error("files", str(error).rpartition(";")[0] + f"; {renew}")
         if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
             return failed("files", f"{path} does not match the registry's {entry.name}", renew)
         if (checked := private(path, "files")).state == FAILED:
@@ -372,8 +369,8 @@ def private(path: Path, what: str) -> Check:
     return ok(what, f"{path} can be read only by its owner")
 
 
-def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
-    """Check that a certificate is valid now. A certificate that is not valid yet indicates a wrong clock on this machine."""
+def validity(what: str, certificate: "x509.Certificate", remedy: str, prefix: str = "") -> Check:
+    """Check that a certificate is valid now. If it is not valid yet, this machine's clock is wrong."""
     from ..keys.enrolment import format_time, utc_now
 
     now = utc_now()
@@ -381,19 +378,19 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
     clock = f"and it is {format_time(now)} by this machine's clock"
     if now < begins:
         fix = "set the clock by NTP: timedatectl set-ntp true"
-        return failed(what, f"{before}begins on {format_time(begins)}, {clock}", fix)
+        return failed(what, f"{prefix}begins on {format_time(begins)}, {clock}", fix)
     if now >= ends:
         fix = f"correct the clock if it is wrong, else {remedy}"
-        return failed(what, f"{before}expired on {format_time(ends)}, {clock}", fix)
+        return failed(what, f"{prefix}expired on {format_time(ends)}, {clock}", fix)
     days = days_left(ends, now)
-    found = f"{before}valid until {format_time(ends)}, {days} days"
+    found = f"{prefix}valid until {format_time(ends)}, {days} days"
     return ok(what, found, f"renew it soon, {remedy}" if days <= RENEW_DAYS else "")
 
 
 def reachable(
     where: tuple[str, int], enrolment: "Enrolment | None", keys: Path | None
 ) -> Iterator[Check]:
-    """Connect to a server, and verify its certificate with the CA in the enrolment, or else with the CA in the folder of keys."""
+    """Connect to a server, and verify its certificate with the CA in the enrolment, or else in the folder of keys."""
     from ..keys.connection import contact, join_address
 
     name = join_address(*where)
@@ -408,7 +405,7 @@ def reachable(
             found = f"{name} has a certificate that was not checked"
             yield Check("server", SKIPPED, found, "give --client FILE or --keys DIR")
         else:
-            yield refused("server", error)
+            yield from_error("server", error)
         return
     without = "" if server.certificate else ", without TLS"
     yield ok("server", f"{name} answers{without}, {1000 * server.seconds:.0f} ms")

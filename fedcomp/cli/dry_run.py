@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. To make a random
-update, each coordinate of a real update of the initial model is multiplied by a standard normal value. Byte counts are exact if all rounds
-are dry rounds and the length of an encoded update does not depend on its values; otherwise, they are estimates.
+The first rounds are simulated with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is
+a real update of the initial model whose coordinates are multiplied by standard normal values. The bytes of the other rounds are
+extrapolated. Byte counts are exact if all rounds are simulated and the length of an encoded update does not depend on its values.
 """
 
 import dataclasses
@@ -34,36 +34,34 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum number of coordinates of all random updates together, and maximum number of simulated rounds. The first MIN_DRY_ROUNDS rounds are
-# always simulated; further rounds are simulated up to these limits, and the bytes of the remaining rounds are extrapolated.
+# MIN_SIMULATED_ROUNDS rounds are always simulated. More rounds are simulated, up to MAX_SIMULATED_ROUNDS rounds and up to MAX_COORDINATES
+# coordinates of all random updates together.
 MAX_COORDINATES = 100_000_000
-MIN_DRY_ROUNDS, MAX_DRY_ROUNDS = 3, 2000
-COLUMNS = (
-    *("", "update", "longest", "broadcast"),
-    *("up a round", "down a round", "up", "down", "ratio"),
-)
+MIN_SIMULATED_ROUNDS, MAX_SIMULATED_ROUNDS = 3, 2000
+COLUMNS: tuple[str, ...] = ("", "update", "longest", "broadcast")
+COLUMNS += ("up a round", "down a round", "up", "down", "ratio")
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The estimated bytes of one run. A frame is an encoded client update or broadcast."""
+    """The estimated bytes of one run. A frame is an encoded client update or an encoded broadcast of the server."""
 
     name: str
     parameters: int
     tensors: int
     rounds: int
-    dry_rounds: int
-    frame_up: tuple[int, int]  # bytes of the (smallest, largest) client update
+    simulated_rounds: int
+    frame_up: tuple[int, int]  # bytes of the (shortest, longest) simulated client update
     longest_up: int | None  # bytes of the longest possible client update, or None if unknown
-    frame_down: tuple[int, int]  # bytes of the (smallest, largest) broadcast
+    frame_down: tuple[int, int]  # bytes of the (shortest, longest) simulated broadcast
     longest_down: int | None  # bytes of the longest possible broadcast, or None if unknown
     uplink_bytes: int  # bytes from all clients in all rounds
     downlink_bytes: int  # bytes to all clients in all rounds
-    dense_bytes: int  # uplink plus downlink bytes of all rounds without compression
+    dense_bytes: int  # bytes of the same messages in float32
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of all rounds, uplink plus downlink."""
+        """Uplink plus downlink bytes."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property
@@ -72,12 +70,12 @@ class Forecast:
         return (
             set(self.frame_up) == {self.longest_up}
             and set(self.frame_down) == {self.longest_down}
-            and self.dry_rounds == self.rounds
+            and self.simulated_rounds == self.rounds
         )
 
 
 class RandomUpdates:
-    """A training engine that does not train, but returns the vector `update` with each coordinate multiplied by a random value."""
+    """A training engine that does not train, but multiplies each coordinate of the vector `update` by a random value."""
 
     def __init__(self, update: Tensor, device: torch.device):
         self.update, self.device = update, device
@@ -113,16 +111,16 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Simulate rounds with random updates, and estimate the bytes of the run `alternative`. Raises UserError if the options are invalid."""
+    """Estimate the bytes of the run `alternative`. Raises UserError if its options are invalid."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
-    affordable = min(MAX_COORDINATES // (run.layout.numel * cohort), MAX_DRY_ROUNDS)
-    dry_rounds = min(config.rounds, max(MIN_DRY_ROUNDS, affordable))
+    affordable = min(MAX_COORDINATES // (run.layout.numel * cohort), MAX_SIMULATED_ROUNDS)
+    simulated_rounds = min(config.rounds, max(MIN_SIMULATED_ROUNDS, affordable))
     up, down, dense = [], [], []
     frames_up: list[int] = []
     frames_down: list[int] = []
-    for result in run.loop.rounds(range(1, dry_rounds + 1)):
+    for result in run.loop.rounds(range(1, simulated_rounds + 1)):
         if run.timing:
             run.timing.on_round_end(result)
         traffic = result.traffic
@@ -137,7 +135,7 @@ def forecast(alternative: Alternative) -> Forecast:
         parameters=run.layout.numel,
         tensors=len(run.layout),
         rounds=config.rounds,
-        dry_rounds=dry_rounds,
+        simulated_rounds=simulated_rounds,
         frame_up=_bounds(frames_up),
         longest_up=longest_frame(run.strategy.uplink, run.sent_layout) if one_phase else None,
         frame_down=_bounds(frames_down),
@@ -153,12 +151,12 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Extrapolate the bytes of `rounds` rounds from the mean bytes in the second half of the simulated rounds."""
+    """Return the bytes of `rounds` rounds, in which each later round has the mean bytes of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
 def print_forecasts(alternatives: Sequence[Alternative]) -> None:
-    """Print a table of the estimated bytes, fitted to the width of the terminal if there is one."""
+    """Print a table of the estimated bytes of the alternatives."""
     forecasts = []
     for alternative in alternatives:
         try:
@@ -175,21 +173,19 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
         print("\n".join(aligned([COLUMNS, *rows], left=1)))
     print(RATIO_TO_DENSE if any(baselines) else RATIO_TO_FLOAT32)
     if not all(f.exact for f in forecasts):
-        print(
-            "~: an estimate from random updates, because the sizes of encoded updates depend on their values"
-        )
-    if any(f.dry_rounds < f.rounds for f in forecasts):
-        dry_rounds = min(f.dry_rounds for f in forecasts)
-        print(f"bytes are extrapolated from {dry_rounds} rounds with random updates")
+        print("~: an estimate from random updates; a real run may send more or fewer bytes")
+    if any(f.simulated_rounds < f.rounds for f in forecasts):
+        fewest = min(f.simulated_rounds for f in forecasts)
+        print(f"bytes are extrapolated from {fewest} rounds with random updates")
 
 
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the uncompressed (dense) run with otherwise equal options, or None if there is no such run."""
-    wanted = dense(alternative.values)
+    """Return the forecast of the uncompressed run with otherwise equal options, or None if there is no such run."""
+    wanted = dense(alternative.options)
     for other, forecast in zip(alternatives, forecasts, strict=True):
-        if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:
+        if is_dense(other.options) and dense(other.options) == wanted and len(alternatives) > 1:
             return forecast
     return None
 

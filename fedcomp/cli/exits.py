@@ -35,10 +35,9 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Flush standard output. Return why standard output cannot be written, or None if it can be written.
+    """Flush standard output. Return None if it can be written. Otherwise, discard the buffered output, and return the reason.
 
-    `error` is an earlier exception, which gives the reason if flushing succeeds. If standard output cannot be written, the
-    buffered output is discarded, because the interpreter would try to write this output again at exit.
+    `error` is an exception that the command raised, perhaps because of an earlier write to standard output.
     """
     try:
         sys.stdout.flush()
@@ -46,17 +45,18 @@ def output_lost(error: BaseException | None = None) -> str | None:
         error = late
     if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
         return None
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    # Discard the buffer, which the interpreter would try to write again at exit.
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, sys.stdout.fileno())
+    os.close(null_device)
     return f"standard output cannot be written ({error.strerror})"
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. An error of fedcomp ends a command with one line of text and an exit status. Other errors show a traceback."""
+    """A group of commands. A command that raises FedcompError ends with one line of text and an exit status, without a traceback."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. Restore the help texts of the command's arguments, which typer 0.20 loses with click 8.5."""
+        """Return a command with the help texts of its arguments, which typer 0.20 loses with click 8.5."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.callback is not None:
             parameters = inspect.signature(command.callback).parameters
@@ -88,14 +88,14 @@ class CommandGroup(TyperGroup):
 
 
 def command_group(help: str = "", **settings: Any) -> typer.Typer:
-    """Return a group of commands that prints its help if it is called without a command."""
+    """Return a group of commands. Without a command, the group prints its help."""
     group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich", **settings)
     group.callback(invoke_without_command=True, help=help)(print_help)
     return group
 
 
 def print_help(context: typer.Context) -> None:
-    """Print the help of a group of commands if no command is given."""
+    """Print the help of a group if the command line names no command of the group."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -120,10 +120,10 @@ def _usage(error: click.UsageError) -> str:
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block of code inside the context `screen`.
+    """Run a block of code inside the context `screen`, so that a signal or a failed write to standard output ends the command cleanly.
 
-    A signal or a failed write to standard output ends the block and the command. Before the command ends, `stop_message(cause)` is
-    printed on standard error. The exit status is 128 plus the number of the signal, or OUTPUT_LOST if standard output cannot be written.
+    `stop_message(cause)` is then printed on standard error. The exit status is 128 plus the signal's number, or OUTPUT_LOST after a failed
+    write.
     """
     received = 0  # number of the last signal
     ignored_until_s = -math.inf
@@ -136,7 +136,7 @@ def stoppable(
 
     before = {number: signal.getsignal(number) for number in END_SIGNALS}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, on_signal)
     try:
         with screen or nullcontext():

@@ -1,6 +1,6 @@
 """The command-line flags of a run, generated from the fields of RunConfig.
 
-A flag that is not given is None. A boolean flag is True or False, and any other flag is a list of texts. Precedence, from low to high:
+A flag that is not given is None. A given flag is True or False if it is boolean, else a list of texts. Precedence, from low to high:
 default, resumed run, --config file, flag.
 """
 
@@ -15,6 +15,7 @@ from .. import config, spec
 from ..config import RunConfig
 from ..errors import ConfigError
 
+# Headings in --help, and the names of the options below each heading.
 PANELS = {
     "Task and data": "task data init partition clients seed",
     "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack evaluate eval_every holdout horizon",
@@ -39,10 +40,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return a typer option. `panel` is the heading of the option's group in the help.
-
-    `shown` is the default that the help shows instead of `default`.
-    """
+    """Return a typer option. `panel` is its heading in the help. `shown` is the default that the help shows, instead of `default`."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -55,8 +53,12 @@ def switch(name: str, help: str) -> Any:
 
 
 # Options that several commands share.
-DATA = option("DIR", "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.")
-JSON = switch("--json", "Print JSON instead of a table.")
+DATA = option(
+    "DIR",
+    "Folder of the task's data. Default: the folder that FEDCOMP_DATA in the environment names.",
+)
+ENROLMENT_DEFAULT = "the file that FEDCOMP_ENROLMENT in the environment names, or else ~/.config/fedcomp/enrolment.toml"
+JSON = switch("--json", "Print JSON instead of text.")
 Device = Annotated[
     str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
 ]
@@ -65,10 +67,10 @@ Device = Annotated[
 def with_run_flags(
     without: Collection[str] = (), panel: str | None = None
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds the options of a run to `command(…, **flags)`. In the help, `panel` is the heading of its own options.
+    """Return a decorator that adds --config and the options of RunConfig, except those in `without`, to `command(…, **flags)`.
 
-    The added options are --config, and one option for each field of RunConfig that is not in `without`. Each option is parsed as a list of
-    values, except for boolean flags. `run_values` decides which options may have more than one value.
+    `panel` is the heading in the help of the options that the command already has. Options that are not boolean are parsed as lists of
+    values. `run_values` decides which of these options may have several values.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)
@@ -109,12 +111,12 @@ def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run. Flags override the --config file, which overrides a resumed run. Raises UserError for invalid values."""
+    """Return the options of a run. Raises UserError for invalid options."""
     return RunConfig(**run_values(given))
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the given options by name. An option in `repeatable` may have a list of values. Raises UserError for invalid options."""
+    """Return the given options by name. Options in `repeatable` may have a list of values. Raises UserError for invalid options."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}
@@ -137,7 +139,7 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     times = f"{flag} is given {len(given)} times"
     if repeatable and name == "task" and len(given) > 1:
         raise ConfigError(
-            f"{times}, but all compared runs use the same task; give one task, and compare separate runs with fedcomp report"
+            f"{times}, but all compared runs need the same task; give one task, and compare runs of several tasks with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
         given = given[-1:]  # only the last value counts
@@ -149,17 +151,16 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     return converted if len(converted) > 1 else converted[0]
 
 
-def resume_command(
-    given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")
-) -> str:
-    """Return the shell command that continues the run in the folder `out`, which was started with the flags `given`."""
+def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str]) -> str:
+    """Return the shell command that continues the run in the folder `out`. The run was started by `command` with the flags `given`."""
     words = [*command]
     for name, value in given.items():
-        if value is not None and name not in ("out", "resume"):
-            flag = config.flag(name)
-            if isinstance(value, bool):
-                words += [flag if value else "--no-" + flag.removeprefix("--")]
-                continue
-            for one in value if isinstance(value, list | tuple) else [value]:
-                words += [flag, str(one)]
+        flag = config.flag(name)
+        if value is None or name in ("out", "resume"):
+            continue
+        if isinstance(value, bool):
+            words += [flag if value else "--no-" + flag.removeprefix("--")]
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [flag, str(one)]
     return shlex.join([*words, "--out", out, "--resume"])

@@ -47,19 +47,21 @@ app = command_group("Create and change the keys of a server, its clients and its
 
 @app.command()
 def init(
-    clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
+    clients: int = option(
+        "N", "Number of clients to create enrolment files for.", default=..., min=1, max=100_000
+    ),
     host: list[str] | None = HOSTS,
     out: Path = option("DIR", "Folder to create for the keys.", default=DEFAULT),
     days: int = DAYS,
     port: int = option(
         "N",
-        "Port of the server, to be written to the enrolment files.",
+        "Port of the server, which is written to the enrolment files.",
         default=8080,
         min=1,
         max=65_535,
     ),
 ) -> None:
-    """Create a certificate authority (CA), a certificate and a key for the server, and an enrolment file (credentials) for each client."""
+    """Create a certificate authority (CA), a key and certificate for the server, and an enrolment file (credentials) for each client."""
     from ..keys import key_folder as keys
     from ..keys.connection import join_address
     from ..keys.enrolment import DEFAULT_PATH, VARIABLE
@@ -70,7 +72,8 @@ def init(
     with stoppable(lambda cause: f"{cause}; {complete if folder.exists() else none}"):
         hosts = keys.make(folder, clients, host or (), days, port)
     enrolments = f"{clients} enrolment file{'s' * (clients > 1)}"
-    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {enrolments}.\n")
+    certificate = f"a server certificate (for {', '.join(hosts)})"
+    print(f"{folder} is written: a CA, {certificate} and {enrolments}.\n")
     start = ["fedcomp", "server", "start", "--keys", str(folder)]
     start += ["--port", str(port)] if port != 8080 else []
     join = ["fedcomp", "client", "--server", join_address(hosts[0], port)]
@@ -84,7 +87,7 @@ def init(
         "to a safe place: only fedcomp keys add and fedcomp keys renew need this file."
     )
     if not host:
-        print("Without --host the certificate is valid for this machine only.")
+        print("Without --host, the server's certificate is valid only for clients on this machine.")
 
 
 @app.command()
@@ -92,18 +95,20 @@ def add(
     folder: Path = FOLDER,
     count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
     relay: bool = switch(
-        "--relay", "Enrol a relay instead of clients. Clients reach the relay at --host."
+        "--relay", "Enrol one relay, which clients reach at --host, instead of clients."
     ),
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol a relay or new clients. New ids are above the highest existing id. The file ca.key is needed to sign the new certificates."""
+    """Enrol new clients or a relay. The command needs the file ca.key, to sign the new certificates.
+
+    New ids continue after the highest id in the folder. Clients and relays have separate ids.
+    """
     from ..keys import key_folder as keys
 
     if relay:
         if not host:
-            need = "--relay needs the address of the relay, which its certificate contains"
-            raise UserError(f"{need}; give --host HOST")
+            raise UserError("--relay needs the address of the relay; give --host HOST")
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
@@ -113,11 +118,12 @@ def add(
         print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
         return
     if host:
-        raise UserError("--host is the address of a relay; add --relay, or leave --host out")
+        raise UserError("--host is only for relays; add --relay, or leave --host out")
     ids = keys.add(folder, count, days)
     files = ", ".join(str(_file(folder, id)) for id in ids[:8])
     more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
-    print(f"{_clients(ids)} enrolled: {files}{more}")
+    subject = f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"
+    print(f"{subject} enrolled: {files}{more}")
 
 
 @app.command()
@@ -136,10 +142,10 @@ def revoke(
     holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))
     keys.revoke(folder, *holders)
     clients = [holder for holder in holders if isinstance(holder, int)]
-    subjects = [_clients(clients)] if clients else []
-    subjects += [f"Relay {h.removeprefix('relay-')} is" for h in holders if isinstance(h, str)]
-    revoked = ", ".join(f"{subject} revoked" for subject in subjects)
-    print(f"{revoked}; a running server disconnects {'it' if len(holders) == 1 else 'them'}")
+    names = [named_clients(clients)] if clients else []
+    names += [holder.replace("-", " ") for holder in holders if isinstance(holder, str)]
+    pronoun = "it" if len(holders) == 1 else "them"
+    print(f"Revoked: {', '.join(names)}; a running server disconnects {pronoun}")
 
 
 @app.command()
@@ -147,17 +153,15 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all with certificates that end within {RENEW_DAYS} days.",
+        help=f"Id of a client, such as 3, or of a relay, such as relay-0, or 'server'. Default: all whose certificates expire within "
+        f"{RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Create a new key and certificate for a client, a relay or the server, or for each of these whose certificate expires soon.
-
-    The file ca.key is needed to sign the new certificates.
-    """
+    """Create a new key and certificate for a client, a relay or the server. The command needs the file ca.key, to sign the certificate."""
     from ..keys import key_folder as keys
 
     if holder is None:
@@ -167,10 +171,10 @@ def renew(
     if host and (holder is None or isinstance(chosen[0], int)):
         example = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
-            f"--host is an address in the certificate of the server or of a relay; renew one of these: {example}"
+            f"--host is only for the certificate of the server or of a relay; leave it out, or renew one of these: {example}"
         )
     if not chosen:
-        print(f"No certificate ends within {RENEW_DAYS} days;", end=" ")
+        print(f"No certificate expires within {RENEW_DAYS} days;", end=" ")
         print("to renew one anyway, give a client's id, a relay such as relay-0, or 'server'.")
     for holder_id in chosen:
         if holder_id == "server":
@@ -186,7 +190,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and expiry date. The output is a table on a terminal, otherwise tab-separated lines."""
+    """List all keys with their state and expiry date, as a table on a terminal, otherwise as tab-separated lines."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -201,7 +205,7 @@ def show(folder: Path = FOLDER) -> None:
 
 
 def _file(folder: Path, holder: int | str) -> Path:
-    """Return the path of the enrolment file of a client (an int) or of a relay (a name such as "relay-0")."""
+    """Return the path of the enrolment file of a client, such as 3, or of a relay, such as "relay-0"."""
     from ..keys import key_folder as keys
 
     if isinstance(holder, int):
@@ -234,15 +238,12 @@ def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:
 
 
 def days_left(ends: datetime, now: datetime) -> int:
-    """Return the number of days from `now` until `ends`, rounded up."""
+    """Return the number of days until a certificate ends, rounded up."""
     return max(0, -((now - ends) // timedelta(days=1)))
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client id as an int, or `text` itself if it is in `others`.
-
-    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError for any other text.
-    """
+    """Return a client's id as an int, or `text` if `others` contains it. "relay-0" means any relay. Raises UserError otherwise."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):
@@ -251,7 +252,3 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
     raise UserError(
         f"'{text}' is neither a client's id nor {words}; give one of them, for example: {keys_command(folder, command, 3)}"
     )
-
-
-def _clients(ids: list[int]) -> str:
-    return f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"

@@ -20,13 +20,14 @@ CODEC_COLUMNS = (
     *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
     *("source", "what it does"),
 )
-CODEC_LEGEND = f"""C(x): the vector x after encoding and decoding;  bits: bits per parameter, for {NUMEL:,} normal values
-unbiased: E C(x) = x, and ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
-linear: encoded vectors can be summed;  portable: the same bytes on every device"""
+CODEC_LEGEND = f"""bits: bits per parameter, for {NUMEL:,} normally distributed values
+C(x): the vector x after encoding and decoding;  E: mean over all seeds
+unbiased: ω if E C(x) = x and E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ if E‖x−C(x)‖² ≤ (1−δ)‖x‖²
+linear: encoded vectors can be summed without decoding;  portable: the same bytes on every device;  {NOTHING}: no, or not known"""
 
 
 def print_codecs() -> None:
-    """Print a line for each codec, with its name, default options and properties."""
+    """Print a table of the codecs with their default options and properties."""
     vector = normal(NUMEL)
     rows = []
     for name, cls in available_codecs().items():
@@ -53,7 +54,7 @@ OWN_TASK_LEGEND = "to use your own task, give path/file.py:name; fedcomp init wr
 
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
-    """Return the table cells of a task. Numbers are shown as dashes if the task or its data cannot be loaded."""
+    """Return the table cells of a task. Numbers are dashes if the task or its data cannot be loaded."""
     numel, shape = None, NOTHING
     counts: tuple[int | None, int | None] = None, None
     try:
@@ -78,6 +79,6 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def print_tasks(folder: Path | None) -> None:
-    """Print a line for each built-in task. `folder` is the data folder, or None if no data folder was given."""
+    """Print a table of the built-in tasks, with data in `folder` if it is given."""
     rows = [_row(name, folder) for name in available_tasks()]
     print_table(TASK_COLUMNS, rows, left=("task", "input size", "data"), legend=OWN_TASK_LEGEND)

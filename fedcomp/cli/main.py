@@ -53,12 +53,12 @@ def simulation(
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of compared runs that are executed at the same time; auto = one per CPU core if each run uses one core, otherwise one.",
+        "Number of compared runs to execute at the same time; auto = one per CPU core if each run uses a single core, otherwise one.",
     ),
     baseline: bool | None = option(
         None,
-        "Add an uncompressed run named dense to the comparison. Compression ratios are then relative to this run. "
-        "By default, this run is added if the compared runs differ in their compression.",
+        "Add an uncompressed run named dense to the comparison; the other runs' compression ratios are relative to it. "
+        "Default: added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
     ),
     dry_run: bool | None = option(
@@ -70,9 +70,9 @@ def simulation(
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. With --resume, the --config file overrides the options
-    stored in the run folder. If an option such as --uplink or --seed is given more than once, fedcomp runs every combination of the values
-    and compares the results. If the combinations differ in their compression, fedcomp adds an uncompressed run named dense.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. With --resume, both override the options stored in the run
+    folder. If an option such as --uplink or --seed is given more than once, fedcomp runs every combination of the values and compares the
+    results.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -89,8 +89,12 @@ def simulation(
         dense = compares_compression(values) if baseline is None else baseline
         print_forecasts(alternatives(values, dense) if compare else [Alternative("", values)])
         return
-    of_comparison = {"target_accuracy": target_accuracy, "side_by_side": side_by_side}
-    run_flags = of_comparison | {"baseline": baseline} | run_flags
+    own_flags = {
+        "target_accuracy": target_accuracy,
+        "side_by_side": side_by_side,
+        "baseline": baseline,
+    }
+    run_flags = own_flags | run_flags
     if compare:
         _compare(values, run_flags, side_by_side or "auto", target, baseline)
         return
@@ -161,7 +165,7 @@ def _compare(
 
 
 def _display(config: RunConfig) -> RunDisplay:
-    """Return the display of a run: a silent one if the JSON log goes to standard output, else lines of text or a dashboard."""
+    """Return the display of a run: none if the JSON log goes to standard output, else lines of text or a dashboard."""
     if config.log_json == "-":
         return RunDisplay()
     if _prints_lines(config.plain):
@@ -220,17 +224,17 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Folders of runs (finished or not) or of comparisons. Runs that differ only in the seed share one line of the report.",
+        help="Folders of runs (finished or not) or of comparisons. The report averages runs that differ only in the seed.",
     ),
     out: Path | None = option(
         "DIR",
-        "Folder for report.html. Default: RUN, or the current folder if several RUNs are given.",
+        "Folder to write report.html to. Default: RUN, or the current folder if several RUNs are given.",
     ),
     target_accuracy: str | None = option(
         "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."
     ),
 ) -> None:
-    """Write a report on runs as one self-contained HTML page with a verdict, charts, and tables of results and settings."""
+    """Write a report on runs as one self-contained HTML page with a recommendation, charts, and tables of results and settings."""
     from .report.page import write_and_print_path
 
     write_and_print_path(folders, out, target_accuracy)
@@ -295,17 +299,17 @@ def bench_sim(
     loops: str = typer.Option(
         "lean",
         metavar="[lean|usual|big-batch|none]",
-        help="Plain PyTorch training loops to compare with, separated by commas: lean (one model, examples by index), usual "
-        "(a copy of the model and a DataLoader for each client), big-batch (the batches of all clients merged), or none.",
+        help="Plain PyTorch training loops to compare with, separated by commas: lean (all clients reuse one model, and batches are "
+        "selected by index), usual (a copy of the model and a DataLoader for each client), big-batch (one model trains on the merged "
+        "batches of all clients), or none.",
     ),
     json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
     """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
-    The options are those of fedcomp sim. The run folder is temporary. Warm-up rounds are not measured. After each measured round, the
-    PyTorch loops in --loops train as many clients as the round. The last line of output names the three most expensive parts of a round
-    besides training.
+    Warm-up rounds are not measured. After each measured round, the PyTorch loops in --loops train as many clients as the round did. The
+    last line of output names the three most expensive parts of a round besides training. The run folder is deleted at the end.
     """
     from .bench_sim import bench
 
@@ -324,7 +328,7 @@ def start(
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, only the loopback address.",
     ),
     keys: str | None = option("DIR", "Folder of keys, written by fedcomp keys init.", shown=KEYS),
     insecure: bool | None = option(
@@ -340,7 +344,8 @@ def start(
 ) -> None:
     """Start the server of a run, wait until --clients clients have connected, and run the rounds with them.
 
-    Clients connect to one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
+    Clients connect to one port, with TLS and the keys of fedcomp keys init unless --insecure is given. Options of a run mean the same as in
+    fedcomp sim.
     """
     config = flags.run_config(run_flags)
     port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}

@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: among the lines with the same task, partition, clients and attack, "
-    "all lines with fewer bytes (up plus down) are less accurate"
+    "* on the Pareto front: no other row with the same task, partition, clients and attack is at least as accurate with fewer "
+    "bytes (up plus down), or more accurate with as many"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
-RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"
+RATIO_TO_DENSE = "ratio: bytes of the uncompressed row (dense) divided by the bytes of this row, up plus down, over equally many rounds"
 RATIO_TO_FLOAT32 = (
-    "ratio: bytes of the same messages in float32 divided by the bytes sent, uplink plus downlink"
+    "ratio: bytes of the same messages in float32 divided by the bytes sent, up plus down"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table of results. Bytes, rounds and seconds are means over the seeds. If a run stopped early, they cover the rounds
-    until then."""
+    """One row of a table of results. Numbers are means over the seeds. Bytes and seconds count the rounds that a run has finished."""
 
     label: str
     folders: tuple[str, ...]
@@ -39,8 +38,7 @@ class Result:
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    # Compression ratio: bytes of the uncompressed baseline divided by bytes of this result.
-    ratio: float | None = None
+    ratio: float | None = None  # compression ratio: bytes without compression divided by bytes sent
     seconds: float = 0.0
     # Rounds until the target accuracy, or None if a seed never reached the target.
     rounds_to_target: float | None = None
@@ -48,9 +46,9 @@ class Result:
     bytes_to_target: float | None = None
     on_front: bool = False
     note: str = ""  # why the run failed, diverged or is not finished
-    # Options that define the learning problem. Each problem has its own Pareto front.
+    # The options that define the learning problem. Results of different problems have separate Pareto fronts.
     problem: Mapping[str, Any] = field(default_factory=dict)
-    # Label of the uncompressed result that `ratio` compares with. None: `ratio` compares with the same messages in float32.
+    # Label of the uncompressed result that `ratio` compares with, or None if it compares with the same messages in float32.
     baseline: str | None = None
     # Mean accuracy or loss over the worst tenth of the clients, or None if clients do not evaluate the model.
     worst_decile: float | None = None
@@ -73,10 +71,10 @@ def results(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Return a result for each group of runs, and mark the results on the Pareto front.
+    """Return a result for each group of runs that differ only in the seed, and mark the results on the Pareto front.
 
-    Compression ratios are relative to the uncompressed (dense) group with otherwise equal options, if there is one. `target` is an accuracy
-    in [0, 1]. `failed` maps the folder of each failed run to its error message.
+    Compression ratios are relative to the uncompressed (dense) group with otherwise equal options, or else to float32. `target` is an
+    accuracy in [0, 1]. `failed` maps the folder of each failed run to its error message.
     """
     from ..runs import baseline_of
 
@@ -86,9 +84,7 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each result is on the Pareto front of its learning problem. Failed, diverged and unfinished runs are never on the
-    front.
-    """
+    """Return whether each result is on the Pareto front of its learning problem. Failed, diverged and unfinished runs never are."""
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -104,12 +100,12 @@ def front(lines: Sequence[Result]) -> list[bool]:
 
 
 def legend(lines: Sequence[Result]) -> list[str]:
-    """Return the text lines of the legend below the table of `lines`."""
+    """Return the lines of the legend below a table of results."""
     ratios = [line for line in lines if line.ratio is not None]
     against_dense = [line for line in ratios if line.baseline is not None]
     text = [FRONT_LEGEND] if len(lines) > 1 else []
     if against_dense:
-        others = "; without a dense line, bytes of the same messages in float32 divided by the bytes sent"
+        others = "; if no such row exists, bytes of the same messages in float32 divided by the bytes sent"
         text.append(RATIO_TO_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
         text.append(RATIO_TO_FLOAT32)
@@ -117,7 +113,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the bytes of the uncompressed baseline divided by the bytes of `runs`, and the label of the baseline."""
+    """Return the compression ratio of `runs`, and the label of the baseline that it compares with (see `Result.baseline`)."""
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
         return None, None
@@ -126,7 +122,6 @@ def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | Non
         both = [[r.uplink_bytes + r.downlink_bytes for r in run.records] for run in baseline.runs]
         dense = sum(mean(sum(each[:count]) for each in both) for count in rounds)
         return dense / sent, baseline.label
-    # No baseline with enough rounds exists: compare with the same messages in float32.
     dense = sum(run.dense_bytes for run in runs)
     return (dense / sent if dense else None), None
 
@@ -165,14 +160,14 @@ def _last_loss(run: "Run") -> float | None:
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values, or None if one of the values is None."""
+    """Return the mean of the values, or None if any value is None."""
     all_values = [*values]
     known = [value for value in all_values if value is not None]
     return mean(known) if len(known) == len(all_values) else None
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return why the first unsuccessful run failed, diverged or is not finished. Return "" if all runs succeeded."""
+    """Return why the first unsuccessful run failed, diverged or is not finished, or "" if all runs succeeded."""
     for run in runs:
         if problem := _problem(run, failed.get(str(run.folder), "")):
             return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"

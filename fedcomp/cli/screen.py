@@ -1,4 +1,4 @@
-"""Parts of terminal displays: a panel of labelled values, a progress bar, and a curve of accuracy or loss."""
+"""Parts of terminal displays: a panel of labels and values, a progress bar, and a curve of accuracy or loss."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-MAX_POINTS = 1024  # maximum number of points of a curve; more points would make drawing slow
-MIN_ROUNDS = 10  # minimum number of rounds on the axis; on a shorter axis, the first points would move with each round
+MAX_POINTS = 1024  # maximum number of points of a curve; more would be slow to draw
+MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first points of a curve do not move in each round
 # DOTS[column][row] is the bit that sets this dot in a Unicode braille character.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
-def fitted(lines: list[Text], width: int) -> list[Text]:
-    """Cut lines to at most `width` characters, in place."""
+def truncated(lines: list[Text], width: int) -> list[Text]:
+    """Truncate lines to `width` characters, in place."""
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.no_wrap = True
@@ -32,7 +32,7 @@ def fitted(lines: list[Text], width: int) -> list[Text]:
 
 
 def progress_bar(before: str, fraction: float, after: str, width: int) -> Text:
-    """Return a line of `width` characters: the text `before`, a bar that is filled to `fraction` (0..1), and the text `after`."""
+    """Return a line of `width` characters: the text `before`, a bar that is filled to `fraction` in [0, 1], and the text `after`."""
     room = max(width - len(before) - len(after), 0)
     filled = int(2 * room * fraction)
     bar = "━" * (filled // 2) + "╸" * (filled % 2)
@@ -45,17 +45,11 @@ def progress_bar(before: str, fraction: float, after: str, width: int) -> Text:
 
 
 def facts_panel(
-    pairs: Sequence[tuple[str, str]],
-    width: int,
-    max_rows: int,
-    *,
-    title: str,
-    path: str,
-    note: Sequence[str] = (),
+    pairs: Sequence[tuple[str, str]], note: Sequence[str], path: str, width: int, max_rows: int
 ) -> Panel:
-    """Return a panel of labelled values in up to four columns and at most `max_rows` rows, with a note below the values.
+    """Return a panel of labels and values in up to four columns and `max_rows` rows, with the lines of a note below them.
 
-    The borders show `title` and `path` (the run folder).
+    The lower border shows `path`, the run folder.
     """
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
@@ -65,20 +59,17 @@ def facts_panel(
             break
     for i, text in enumerate(note):
         lines.append(Text.assemble((("" if i else "note").ljust(indent), LABEL), text))
-    lines = fitted(lines, width - 4)
+    lines = truncated(lines, width - 4)
     if len(path) > width - 6:
         path = "…" + path[len(path) - width + 7 :]
-    panel = Panel(Group(*lines), title=title, subtitle=Text(path), border_style=FRAME)
+    panel = Panel(Group(*lines), title="[bold]fedcomp", subtitle=Text(path), border_style=FRAME)
     panel.title_align = panel.subtitle_align = "left"
     panel.width, panel.height = width, len(lines) + 2
     return panel
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
-    """Return the rows of a table whose columns are filled one after another with `cells`.
-
-    Cells that do not fit into `max_rows` rows are left out.
-    """
+    """Return the rows of a table that is filled with `cells` column by column. Cells that need more than `max_rows` rows are left out."""
     rows = min(-(-len(cells) // columns), max_rows)
     lines = [Text() for _ in range(rows)]
     for first in range(0, rows * columns, rows):
@@ -89,21 +80,21 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
     return lines
 
 
-def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: int) -> list[Text]:
-    """Plot a curve over rounds, with axes, in `height` ≥ 2 lines of text of at most `width` ≥ 30 characters.
+def curve(points: Sequence[tuple[int, float]], metric: str, width: int, height: int) -> list[Text]:
+    """Plot the curve of a metric over rounds, with axes, in `height` ≥ 2 lines of text of at most `width` ≥ 30 characters.
 
-    `points` are pairs (round, finite value) in ascending order of rounds. The plotted metric `judged` is "loss" or "accuracy". Accuracies
-    are in [0, 1] and labelled in percent.
+    `points` are pairs (round, finite value) in ascending order of rounds. `metric` is "loss", or "accuracy" for values in [0, 1], whose
+    axis is labelled in percent.
     """
     rows = height - 1
     if not points:
         empty = ["│"] * rows + ["└" + "─" * (width - 1)]
-        empty[rows // 2] += f"no {judged} yet".center(width - 1)
+        empty[rows // 2] += f"no {metric} yet".center(width - 1)
         return [Text(line.rstrip(), LABEL) for line in empty]
     points = [points[i] for i in evenly_spaced(len(points), MAX_POINTS)]
     low, high, digits = _bounds([value for _, value in points])
     labels = {
-        row: f"{100 * value:.{digits}f} %" if judged == "accuracy" else f"{value:.4g}"
+        row: f"{100 * value:.{digits}f} %" if metric == "accuracy" else f"{value:.4g}"
         for row, value in ((rows - 1, low), (0, high))
     }
     margin = max(map(len, labels.values()))
@@ -119,10 +110,7 @@ def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: 
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:
-    """Return the two limits of an axis, and the number of decimals needed to print the limits as percentages.
-
-    The limits are round numbers, and all `values` lie between the limits.
-    """
+    """Return round numbers as limits of an axis with all `values`, and the number of decimals of the limits as percentages."""
     low, high = min(values), max(values)
     raw = max((high - low) / 10, 0.001)
     power = 10.0 ** math.floor(math.log10(raw))

@@ -16,12 +16,12 @@ def print_table(
     styles: Sequence[str] = (),
     below: Sequence[str] = (),
 ) -> None:
-    """Print a table that fits the terminal, or tab-separated lines if standard output is not a terminal.
+    """Print a table that fits the terminal, with `title` above and `legend` below it.
 
-    Columns in `left` are aligned to the left, others to the right. On a terminal, `title` is printed above the table and `legend` below.
-    `styles` are the rich styles of the rows. The cells of the columns in `below` are printed as text below the first cell of their row.
+    Columns in `left` are aligned to the left, others to the right. `styles` are the rich styles of the rows. The cells of the columns in
+    `below` are printed as text below the first cell of their row.
 
-    If standard output is not a terminal, `title` and `legend` go to standard error, so that standard output has only the table.
+    If standard output is not a terminal, it gets only the rows as tab-separated lines, and `title` and `legend` go to standard error.
     """
     if not sys.stdout.isatty():
         if title:
@@ -36,10 +36,10 @@ def print_table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     columns = [i for i, name in enumerate(head) if name not in below]
-    for i, name in ((i, head[i]) for i in columns):
+    for i in columns:
         table.add_column(
-            name,
-            justify="left" if name in left else "right",
+            head[i],
+            justify="left" if head[i] in left else "right",
             style="" if i or below else "bold",
             overflow="fold",
         )
@@ -59,7 +59,7 @@ def print_table(
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return rows as lines of text. The first `left` columns are aligned to the left, all other columns to the right."""
+    """Return rows as lines of text. The first `left` columns are aligned to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Run a simulation from a Python script or notebook with one function call."""
+"""`fedcomp.simulate`, which runs a simulation from a Python script or notebook, and its displays."""
 
 from .call import simulate
 

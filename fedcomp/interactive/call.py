@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: run a simulation from Python and return its result. Options may be Python objects."""
+"""`fedcomp.simulate`: run a simulation from Python, with options that may be Python objects."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from ..sim import simulate as run_of
 from ..tasks import OBJECT, Task
 from .displays import open_display
 
-LIST_OPTIONS = {"device", "bandwidths"}  # options that may have several values in one run
+LIST_OPTIONS = {"device", "bandwidths"}  # options that accept a list of values
 # Each run seeds the global generators of torch and numpy, which all threads share, so runs must not overlap.
 _RUN_LOCK = RLock()
 
@@ -45,19 +45,18 @@ def simulate(
         run = fedcomp.simulate(out="runs/first", resume=True, rounds=20)  # ten more rounds
 
     `task` is a Task, the name of a built-in task, or path/file.py:name. If `task` is None, the task is digits, or the task of the resumed
-    run. A run with a Task object trains in this process, so it cannot use the engines `processes` and `ray`.
+    run. A run with a Task trains in this process: the engines `processes` and `ray` are refused.
 
-    `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim` (`local_steps` is `--local-steps`). An option
-    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". If an option is None,
-    the run uses the option's default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like
-    `Task.optimizer`. Without `out`, the run folder is a new folder in `runs`.
+    `options` are the fields of RunConfig, which are also the options of `fedcomp sim`: `local_steps` is `--local-steps`. The value of an
+    option is a Python object (number, codec, Path, torch.device), or a string as on the command line, such as "1/400". None means the
+    default, or the value of the resumed run. With a Task, `optimizer` may also be a function, like `Task.optimizer`. Without `out`, the run
+    folder is a new folder in `runs`.
 
     `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
 
     The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
-    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty. Raises
-    other subclasses of FedcompError if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the
-    run.
+    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and other
+    subclasses of FedcompError if the run fails. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(task) and not isinstance(task, Task):
         raise ConfigError("task is a function; give the Task that it returns, or path/file.py:name")
@@ -65,7 +64,7 @@ def simulate(
     if callable(options.get("optimizer")):
         if task_object is None:
             raise ConfigError(
-                "optimizer is a function, which needs a Task object; give the function to the task: simulate(Task(…, optimizer=function))"
+                "optimizer is a function, but task is not a Task; give a Task, or a name as optimizer, such as 'adamw'"
             )
         task_object = dataclasses.replace(task_object, optimizer=options.pop("optimizer"))
     config = run_config(task, options)
@@ -79,10 +78,7 @@ def simulate(
 
 
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a run. If an option is None, the run uses the option's default, or the value of the resumed run.
-
-    Raises ConfigError for invalid values and unknown options. For an unknown option, the message suggests the closest name.
-    """
+    """Return the options of a run. Raises ConfigError for invalid values and unknown options."""
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(
@@ -102,7 +98,7 @@ def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Convert an option's value to the type of its RunConfig field, if possible. RunConfig refuses values that cannot be converted."""
+    """Convert an option's value to the type of its RunConfig field. RunConfig refuses values that have another type."""
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(

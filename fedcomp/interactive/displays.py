@@ -1,4 +1,4 @@
-"""Displays of simulations started from Python: a progress bar in a terminal, ten lines in a log, or a chart in a notebook."""
+"""Displays for `fedcomp.simulate`: a progress bar in a terminal, ten lines in a log, or a chart in a notebook."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ LOG_LINES = 10  # maximum number of progress lines that a run prints to a log
 BAR_WIDTH = 24  # width of the progress bar, in characters
 # Constants of the notebook display:
 UPDATE_S = 0.25  # minimum time between updates, in seconds
-MAX_POINTS = 200  # maximum number of points to draw
-WIDTH, HEIGHT = 480, 120  # pixels
-MARGIN, FONT_SIZE = 54, 11  # pixels; the margin at the left contains the axis labels
+MAX_POINTS = 200  # maximum number of points of the curve
+WIDTH, HEIGHT = 480, 120  # size of the curve in pixels
+MARGIN, FONT_SIZE = 54, 11  # pixels; the left margin contains the axis labels
 MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays, which records the progress of a run but shows nothing."""
+    """Base class of the displays. It records the progress of a run, but shows nothing."""
 
     _has_rejections = False
 
@@ -57,7 +57,7 @@ class ProgressDisplay(RunDisplay):
         return ", ".join(parts + (self.totals.links() if last is not None else []))
 
     def time_left(self) -> str:
-        """Return the estimated remaining time as text, or "" if the time is unknown or no round remains."""
+        """Return text such as "12 s left", or "" if the remaining time is unknown or no round remains."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.has_started else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
@@ -67,7 +67,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A display that prints up to ten progress lines per run to `stream`, by default standard error."""
+    """A display that prints up to ten lines of progress per run to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -134,9 +134,8 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows progress and a curve of accuracy or loss in a notebook.
 
-    `display` is a function such as `IPython.display.display`. It is called as `display(bundle, raw=True, display_id=True)`, and must return
-    a handle to update the output. `bundle` maps the MIME types text/html and text/plain to text. Front ends without HTML show the plain
-    text.
+    `display` is called like `IPython.display.display`, as `display(bundle, raw=True, display_id=True)`, and must return a handle to update
+    the output. `bundle` maps the MIME types text/html and text/plain to text.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
@@ -146,7 +145,7 @@ class NotebookDisplay(ProgressDisplay):
         self._handle: Any = None  # handle of the notebook output, or None before the first output
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
-        self._final_text = ""  # text that says why the run ended early
+        self._final_text = ""  # why the run ended early
 
     def __enter__(self) -> Self:
         self._show()
@@ -191,7 +190,7 @@ class NotebookDisplay(ProgressDisplay):
         self._next_s = self.clock() + UPDATE_S
 
     def html(self) -> str:
-        """Return the progress or the results of the run as HTML."""
+        """Return the progress of the run, or the results of an ended run, as HTML."""
         if not self.has_started:
             return f"<div>{escape(self._final_text or self.progress_text())}</div>"
         h, done = self.header, self.last_round
@@ -208,7 +207,7 @@ class NotebookDisplay(ProgressDisplay):
         return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
 
     def _curve(self) -> str:
-        """Return an <svg> element with the curve of accuracy or loss over rounds."""
+        """Return the curve of accuracy or loss over rounds as an <svg> element, or "" if there are fewer than two points."""
         if len(self.points) < 2:
             return ""
         points = [self.points[i] for i in evenly_spaced(len(self.points), MAX_POINTS)]
@@ -239,7 +238,7 @@ class NotebookDisplay(ProgressDisplay):
 
 @contextmanager
 def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
-    """Open the display of a run. Yield the callback to pass to the run, and the display. Raises ConfigError for an invalid `progress`."""
+    """Open the display that `progress` chooses. Yield the callback to pass to the run, and the display. Raises ConfigError."""
     if progress is None or progress is True:
         progress = default_display()
     if progress is False:
@@ -258,7 +257,7 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 
 def default_display() -> ProgressDisplay:
     """Return the display that suits this process: a notebook, terminal or log display."""
-    # An IPython kernel has a front end that shows HTML. IPython in a terminal has no kernel.
+    # IPython has a kernel in a notebook, but not in a terminal.
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         from IPython.display import display

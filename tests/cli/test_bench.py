@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from test_main import fedcomp, sentence
+from command_line import error_message, fedcomp
 
 from fedcomp import available_codecs, codec
 from fedcomp.cli import bench_codecs
@@ -120,8 +120,8 @@ def test_a_picture_of_a_single_lossless_codec_is_valid():
         (["--repeats", "0"], "invalid value for '--repeats'"),
     ],
 )
-def test_a_user_error_is_one_sentence(words, output):
-    assert output in sentence(fedcomp("bench", "codecs", *words))
+def test_a_user_error_is_one_error_message(words, output):
+    assert output in error_message(fedcomp("bench", "codecs", *words))
 
 
 def test_bench_without_a_command_shows_its_help():

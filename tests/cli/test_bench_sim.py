@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from test_main import fedcomp, sentence
+from command_line import error_message, fedcomp
 from torch import nn
 
 from fedcomp import Data, Layout, Task
@@ -165,8 +165,8 @@ def test_temporary_folders_are_removed(tmp_path, monkeypatch):
         (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or only none"),
     ],
 )
-def test_a_user_error_is_one_sentence(words, output):
-    assert output in sentence(fedcomp("bench", "sim", *words))
+def test_a_user_error_is_one_error_message(words, output):
+    assert output in error_message(fedcomp("bench", "sim", *words))
 
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.1)
@@ -270,7 +270,7 @@ def test_the_big_batch_cannot_run_a_train_fn(tmp_path):
         "task = replace(task, train_fn=lambda model, data, local_round: {'loss': 0.0})\n"
     )
     done = fedcomp("bench", "sim", "--task", f"{tmp_path}/mine.py:task", "--loops", "big-batch")
-    assert "--loops big-batch cannot run the task's train_fn" in sentence(done)
+    assert "--loops big-batch cannot run the task's train_fn" in error_message(done)
 
 
 def test_the_usual_loop_takes_the_same_number_of_steps_for_small_shards():

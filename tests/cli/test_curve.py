@@ -9,19 +9,19 @@ from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.screen import curve
 
 
-def drawn(shares: list[float], width: int = 40, height: int = 10) -> list[str]:
-    points = [*enumerate(shares, 1)]
+def drawn(accuracies: list[float], width: int = 40, height: int = 10) -> list[str]:
+    points = [*enumerate(accuracies, 1)]
     return [line.plain for line in curve(points, "accuracy", width, height)]
 
 
 @for_each(
-    "shares",
+    "accuracies",
     [[], [0.5], [0.1, 0.1], [0.0, 1.0], [0.97311, 0.97312], [math.sin(i) ** 2 for i in range(300)]],
     ids=["none", "one", "flat", "whole", "tiny", "many"],
 )
 @for_each("width, height", [(30, 2), (40, 3), (80, 12), (200, 40)])
-def test_a_curve_has_the_given_height_and_at_most_the_given_width(shares, width, height):
-    lines = drawn(shares, width, height)
+def test_a_curve_has_the_given_height_and_at_most_the_given_width(accuracies, width, height):
+    lines = drawn(accuracies, width, height)
     assert len(lines) == height
     assert max(map(len, lines)) <= width
 
@@ -37,7 +37,7 @@ def test_an_increase_is_drawn_from_the_lower_left_to_the_upper_right():
 
 
 @for_each(
-    "shares, low, high",
+    "accuracies, low, high",
     [
         ([0.113, 0.973], "10 %", "100 %"),
         ([0.9731, 0.9738], "97.3 %", "97.4 %"),
@@ -45,8 +45,8 @@ def test_an_increase_is_drawn_from_the_lower_left_to_the_upper_right():
         ([0.61, 0.69], "61 %", "69 %"),
     ],
 )
-def test_the_axis_ends_at_round_numbers_around_the_values(shares, low, high):
-    lines = drawn(shares)
+def test_the_axis_ends_at_round_numbers_around_the_values(accuracies, low, high):
+    lines = drawn(accuracies)
     assert (lines[-2].partition(" ┤")[0].strip(), lines[0].partition(" ┤")[0].strip()) == (
         low,
         high,

@@ -41,7 +41,7 @@ def shown(renderable, width: int = 100, height: int = 40) -> str:
     return c.file.getvalue()
 
 
-def following(fake_run, end: bool = False, width: int = 100, height: int = 40) -> Dashboard:
+def dashboard_of(fake_run, end: bool = False, width: int = 100, height: int = 40) -> Dashboard:
     dashboard = Dashboard(console(width, height))
     fake_run.to(dashboard, end)
     return dashboard
@@ -52,7 +52,7 @@ def following(fake_run, end: bool = False, width: int = 100, height: int = 40) -
 def test_the_dashboard_is_not_wider_or_higher_than_the_terminal(fake_run, rounds, width):
     run = fake_run(max(rounds, 1))
     run.records = run.records[:rounds]
-    dashboard = following(run)
+    dashboard = dashboard_of(run)
     dashboard.on_warning(
         "the data of clients 3 and 12 hold fewer examples than a batch; they use all they have, which is said at some length"
     )
@@ -67,7 +67,7 @@ def test_the_notice_of_a_run_has_its_own_line(fake_run, height):
     run = fake_run(3)
     promise = "up to 4 Byzantine clients in a round change nothing: voters train on all partitions of their row, and know all data"
     run.header = replace(run.header, notice=promise)
-    lines = shown(following(run).picture(130, height), 130, height).rstrip("\n").split("\n")
+    lines = shown(dashboard_of(run).picture(130, height), 130, height).rstrip("\n").split("\n")
     assert any(promise in line for line in lines) == (height >= 20)
     assert len(lines) <= height
 
@@ -86,7 +86,7 @@ def test_long_values_in_the_header_do_not_overlap(fake_run, width, height):
         "one of all, and the server reads none of them",
     )
     text = " ".join(
-        shown(following(run).picture(width, height), width, height).replace("│", " ").split()
+        shown(dashboard_of(run).picture(width, height), width, height).replace("│", " ").split()
     )
     assert run.header.strategy in text and run.header.uplink in text or height < 36
     assert "a Byzantine client's own" in text and (width < 100 or "reads none of them" in text)
@@ -94,7 +94,7 @@ def test_long_values_in_the_header_do_not_overlap(fake_run, width, height):
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 3), (29, 9), (30, 4), (500, 200)])
 def test_extreme_terminal_sizes_raise_no_error(fake_run, width, height):
-    assert shown(following(fake_run(20)).picture(width, height), width, height)
+    assert shown(dashboard_of(fake_run(20)).picture(width, height), width, height)
 
 
 def test_a_text_is_shown_before_the_run_starts():
@@ -103,11 +103,9 @@ def test_a_text_is_shown_before_the_run_starts():
 
 @pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
 def test_waiting_for_clients_is_shown_until_a_round_begins(fake_run, width, height):
-    run = fake_run(5)
-    for dashboard in (
-        following(replace_records(fake_run(1), 0)),
-        following(run),
-    ):  # before the first round, and between two rounds
+    before_round_1 = fake_run(1)
+    before_round_1.records = []
+    for dashboard in (dashboard_of(before_round_1), dashboard_of(fake_run(5))):
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
         dashboard.on_waiting([], 3)
         dashboard.on_waiting([0, 2], 3)
@@ -129,13 +127,8 @@ def test_waiting_for_clients_is_shown_until_a_round_begins(fake_run, width, heig
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
 
 
-def replace_records(run, count: int):
-    run.records = run.records[:count]
-    return run
-
-
 def test_the_header_names_task_codecs_strategy_and_device(fake_run):
-    text = shown(following(fake_run(3)).picture(100, 40))
+    text = shown(dashboard_of(fake_run(3)).picture(100, 40))
     for output in (
         "mnist-cnn, 431,080 parameters",
         "500, 50 a round, dirichlet:0.1",
@@ -151,29 +144,12 @@ def test_the_header_names_task_codecs_strategy_and_device(fake_run):
 
 
 def test_the_last_rounds_are_in_the_table(fake_run):
-    lines = shown(following(fake_run(400)).picture(120, 40), 120).split("\n")
+    lines = shown(dashboard_of(fake_run(400)).picture(120, 40), 120).split("\n")
     row = next(line for line in lines if line.split()[:1] == ["400"])
-    assert row.split() == [
-        "400",
-        "100.00",
-        "%",
-        "0.0000",
-        "2.2000",
-        "246",
-        "kB",
-        "×350",
-        "862",
-        "kB",
-        "×100",
-        "×156",
-        "50/50",
-        "0.25",
-        "s",
-    ]
-    assert next(line for line in lines if line.split()[:1] == ["398"]).split()[1:3] == [
-        "–",
-        "–",
-    ]  # not evaluated
+    expected = "400 100.00 % 0.0000 2.2000 246 kB ×350 862 kB ×100 ×156 50/50 0.25 s"
+    assert row.split() == expected.split()
+    not_evaluated = next(line for line in lines if line.split()[:1] == ["398"])
+    assert not_evaluated.split()[1:3] == ["–", "–"]
     assert "round 400/400" in "\n".join(lines) and "100 %" in "\n".join(lines)
 
 
@@ -188,7 +164,7 @@ def test_narrow_terminals_have_fewer_columns():
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_a_rejected_client_is_named_with_its_stage_and_reason(fake_run, width):
     run = fake_run(7)
-    text = shown(following(run).picture(width, 30), width, 30)
+    text = shown(dashboard_of(run).picture(width, 30), width, 30)
     assert "× round 7: clients 7, 9 rejected at" in text
     if width >= 80:
         assert "× round 7: clients 7, 9 rejected at decode: the checksum differs" in text
@@ -204,7 +180,7 @@ def test_texts_of_clients_cannot_control_the_terminal(fake_run):
             rejected=1,
         )
     ]
-    dashboard = following(run)
+    dashboard = dashboard_of(run)
     dashboard.on_warning("two\nlines\x07")
     text = shown(dashboard.picture(100, 30))
     assert "client 1 rejected at reply: bad [2J  fake line" in text and "! two lines" in text
@@ -217,7 +193,7 @@ def test_rejected_clients_have_one_line_for_each_reason(fake_run):
         Rejection(100, "train", "NaN in the update")
     ]
     run.records = [replace(run.records[0], rejections=rejections, rejected=101)]
-    text = shown(following(run).picture(100, 40))
+    text = shown(dashboard_of(run).picture(100, 40))
     assert (
         "round 1: clients 0, 1, 2, 3, 4, 5, 6, 7 and 92 more rejected at decode: the checksum differs"
         in text
@@ -237,12 +213,12 @@ def test_progress_is_shown_within_a_slow_round(fake_run):
 
 
 def test_a_resumed_run_shows_sums_since_its_first_round(fake_run):
-    text = shown(following(fake_run(30, first=21)).picture(120, 40), 120)
+    text = shown(dashboard_of(fake_run(30, first=21)).picture(120, 40), 120)
     assert "since round 20: up 2.46 MB" in text and "round 30/30" in text
 
 
 def test_the_verdict_has_the_results_of_the_run(fake_run):
-    dashboard = following(fake_run(50), end=True)
+    dashboard = dashboard_of(fake_run(50), end=True)
     text = shown(dashboard.verdict())
     for output in (
         "50 rounds done",
@@ -260,7 +236,7 @@ def test_the_verdict_has_the_results_of_the_run(fake_run):
 
 @pytest.mark.parametrize("width", [30, 40, 80, 200])
 def test_the_verdict_fits_the_terminal(fake_run, width):
-    lines = shown(following(fake_run(3), end=True).verdict(), width).split("\n")
+    lines = shown(dashboard_of(fake_run(3), end=True).verdict(), width).split("\n")
     assert max(map(cell_len, lines)) <= width
 
 
@@ -269,9 +245,8 @@ def test_the_results_stay_on_the_screen_after_the_run(fake_run):
     with dashboard:
         fake_run(20).to(dashboard)
         print("said by a task")
-    before, after = dashboard.console.file.getvalue().split(
-        "\x1b[?1049l"
-    )  # returns to the main screen of the terminal
+    to_main_screen = "\x1b[?1049l"
+    before, after = dashboard.console.file.getvalue().split(to_main_screen)
     assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
     for output in (
         "round 20/20",
@@ -302,7 +277,7 @@ def test_a_run_that_never_started_leaves_nothing_behind():
 
 
 def test_equal_warnings_are_shown_once(fake_run):
-    dashboard = following(fake_run(3))
+    dashboard = dashboard_of(fake_run(3))
     for _ in range(5):
         dashboard.on_warning("this again")
     assert shown(dashboard.picture(100, 40)).count("this again") == 1

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 from cases import for_each
+from command_line import error_message, fedcomp
 from packaging.requirements import Requirement
 from tls_servers import SETTINGS, Authority, free_port, grpc_serving, serving
-from typer.testing import CliRunner
 
 from fedcomp.cli import doctor
-from fedcomp.cli.main import app
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, utc_now
@@ -30,11 +29,8 @@ MACHINE = ["python", "flwr", "packages", "torch", "cuda", "threads", "disk"]
 
 
 def examine(*words: object) -> tuple[int, dict[str, tuple[str, str, str]]]:
-    """Return the exit status without the checks of the machine itself, and name → state, finding and fix of each check.
-
-    If several checks have the same name, the last one is returned.
-    """
-    result = CliRunner().invoke(app, ["doctor", "--json", *map(str, words)], prog_name="fedcomp")
+    """Return the exit status without the checks of this machine, and the (state, result, fix) of the last check of each subject."""
+    result = fedcomp("doctor", "--json", *words)
     assert result.exit_code in (0, 2), result.output
     output = json.loads(result.stdout)
     assert (
@@ -89,9 +85,7 @@ def test_the_checks_of_this_machine_succeed():
 
 
 def test_each_check_has_a_line_on_a_terminal(folder):
-    result = CliRunner().invoke(
-        app, ["doctor", "--keys", str(folder), "--server", f"127.0.0.1:{free_port()}"]
-    )
+    result = fedcomp("doctor", "--keys", folder, "--server", f"127.0.0.1:{free_port()}")
     assert result.exit_code == 2
     lines = result.stdout.splitlines()
     assert all(re.match(r"[✓✗–] [\w. ']{12,}  \S", line) for line in lines) and len(lines) > 12
@@ -301,11 +295,8 @@ def test_a_certificate_of_another_ca_fails(folder):
 
 
 def test_an_invalid_address_is_refused_in_one_sentence():
-    result = CliRunner().invoke(app, ["doctor", "--server", "server.example"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert (
-        result.stderr
-        == "fedcomp: --server cannot be 'server.example'; give host:port, such as server.example:8080\n"
+    assert error_message(fedcomp("doctor", "--server", "server.example")) == (
+        "--server cannot be 'server.example'; give host:port, such as server.example:8080"
     )
 
 
@@ -382,6 +373,14 @@ def test_a_client_of_other_keys(folder, tmp_path):
     )
 
 
+def test_the_enrolment_of_a_relay(folder):
+    keys.add_relay(folder, ["relay.example"])
+    path = folder / "relays" / "0.toml"
+    output = found("--keys", folder, "--client", path)
+    assert output["client"][:2] == ("ok", f"{path} is valid: relay 0")
+    assert output["enrolled"][:2] == ("ok", "relay 0 is accepted")
+
+
 def move(a: Path, b: Path) -> None:
     b.unlink()
     a.rename(b)
@@ -433,10 +432,11 @@ def test_a_damaged_folder_of_keys_fails_with_a_fix(damage, name, says, folder):
     damage(folder)
     status, output = examine("--keys", folder)
     assert status == 2 and output[name][0] == "failed" and says in output[name][1]
-    if command := re.search(
+    command = re.search(
         r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", output[name][2]
-    ):  # the printed command fixes the problem
-        assert CliRunner().invoke(app, shlex.split(command[1]), prog_name="fedcomp").exit_code == 0
+    )
+    if command:  # the printed command fixes the problem
+        assert fedcomp(*shlex.split(command[1])).exit_code == 0
         assert examine("--keys", folder)[0] == 0
     assert command or name not in ("registry", "certificate")
 
@@ -454,8 +454,7 @@ def test_a_folder_without_copied_enrolments_and_ca_key_is_valid(folder):
 def test_the_keys_of_relays_are_checked_like_those_of_clients(folder):
     def lines() -> list[str]:
         """Return the lines of the relays' keys, which follow those of the clients' keys."""
-        result = CliRunner().invoke(app, ["doctor", "--keys", str(folder)], prog_name="fedcomp")
-        checks = result.stdout.splitlines()
+        checks = fedcomp("doctor", "--keys", folder).stdout.splitlines()
         return [line for line in checks if line.split()[1] in ("registry", "files")][2:]
 
     keys.add_relay(folder, [])
@@ -505,7 +504,7 @@ def write_images(path: Path, count: int) -> None:
 def test_a_folder_of_data_shows_the_number_of_examples(tmp_path):
     write_images(tmp_path / "mine" / "mnist" / "train.parquet", 1200)
     write_images(tmp_path / "mine" / "mnist" / "test.parquet", 7)
-    result = CliRunner().invoke(app, ["doctor", "--json", "--data", "mine"])
+    result = fedcomp("doctor", "--json", "--data", "mine")
     output = [
         (check["state"], check["found"])
         for check in json.loads(result.stdout)["checks"]

@@ -83,7 +83,11 @@ def test_an_enrolment_at_the_default_path_is_found(monkeypatch, tmp_path, keys):
             UserError,
             "give --server host:port",
         ),
-        ({}, UserError, "from the server's folder of keys to .*nobody.toml, or give --enrolment"),
+        (
+            {},
+            UserError,
+            "no enrolment file nobody.toml; copy .*ID.toml .*or name it with --enrolment FILE",
+        ),
     ],
 )
 def test_errors_name_missing_options(monkeypatch, given, error, sentence):

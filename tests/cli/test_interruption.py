@@ -83,10 +83,8 @@ def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
     with forked(tmp_path) as run:
         for _ in range(20):
             run.send(signal.SIGINT)
-        assert run.end() in (
-            130,
-            -signal.SIGINT,
-        )  # -SIGINT if a signal arrived after the last message
+        # -SIGINT if a signal arrived after the last message.
+        assert run.end() in (130, -signal.SIGINT)
     assert "Traceback" not in run.output and "interrupted after round" in run.output
 
 

@@ -11,10 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import error_message, fedcomp
 
 from fedcomp.cli.keys import days_left
-from fedcomp.cli.main import app
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, utc_now
@@ -23,22 +22,14 @@ from fedcomp.keys.key_folder import read_registry
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def fedcomp(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
-
-
 def done(*words: object) -> str:
     result = fedcomp(*words)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return result.stdout
 
 
-def sentence(*words: object) -> str:
-    result = fedcomp(*words)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("fedcomp: ")
-    return line.removeprefix("fedcomp: ")
+def refused(*words: object) -> str:
+    return error_message(fedcomp(*words))
 
 
 @pytest.fixture
@@ -69,7 +60,7 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
         "keys", "init", "--clients", 2, "--host", "server.example", "--port", 9000
     ).splitlines()
     assert (made, blank) == (
-        "keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.",
+        "keys is written: a CA, a server certificate (for server.example, localhost, 127.0.0.1) and 2 enrolment files.",
         "",
     )
     assert rest == [
@@ -85,7 +76,10 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
         assert all(word in shown for word in words if word.startswith("--"))
     rest = done("keys", "init", "--clients", 1, "--out", "others").splitlines()[2:]
     assert len(rest) == 4
-    assert rest[-1] == "Without --host the certificate is valid for this machine only."
+    assert (
+        rest[-1]
+        == "Without --host, the server's certificate is valid only for clients on this machine."
+    )
     assert (tmp_path / "others" / "clients" / "0.toml").is_file()
 
 
@@ -163,10 +157,10 @@ def test_add_enrols_clients(folder):
 def test_revoke_refuses_clients(folder):
     assert (
         done("keys", "revoke", 0, 2, "--keys", folder)
-        == "Clients 0, 2 are revoked; a running server disconnects them\n"
+        == "Revoked: clients 0, 2; a running server disconnects them\n"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
-    assert sentence("keys", "revoke", 1, 9, "--keys", folder).startswith(
+    assert refused("keys", "revoke", 1, 9, "--keys", folder).startswith(
         f"client 9 is not in {folder}/registry.toml"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
@@ -194,7 +188,7 @@ def test_renew_the_server_adds_a_host(folder):
 
 def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; to renew one anyway, give a client's id, a relay such as relay-0"
+        "No certificate expires within 30 days; to renew one anyway, give a client's id, a relay such as relay-0"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -237,7 +231,8 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay; renew one of these: fedcomp keys renew server --host a",
+            "--host is only for the certificate of the server or of a relay; leave it out, or renew one of these: "
+            "fedcomp keys renew server --host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),
@@ -246,21 +241,21 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
 )
 def test_a_user_error_is_one_sentence_and_writes_nothing(given, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sentence("keys", *given).startswith(output)
+    assert refused("keys", *given).startswith(output)
     assert os.listdir(tmp_path) == []
 
 
 def test_init_does_not_overwrite_a_folder(folder):
-    assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(
+    assert refused("keys", "init", "--out", folder, "--clients", 1).startswith(
         f"--out {folder} exists and is not overwritten; "
     )
 
 
-def test_every_command_refuses_a_malformed_registry_in_one_sentence(folder):
+def test_every_command_refuses_a_malformed_registry_in_one_refused(folder):
     text = (folder / "registry.toml").read_text()
     (folder / "registry.toml").write_text(text.replace("id = 1", "id = 0"))
     for given in (["list"], ["add"], ["revoke", 0], ["renew", 0], ["renew", "server"], ["renew"]):
-        assert sentence("keys", *given, "--keys", folder).startswith(
+        assert refused("keys", *given, "--keys", folder).startswith(
             f"{folder}/registry.toml: client 0 has two keys; remove one of"
         )
 
@@ -372,7 +367,7 @@ def test_revoke_refuses_a_relay(with_relay):
     mine, registry = relay(with_relay), read_registry(with_relay)
     assert (
         done("keys", "revoke", "relay-0", "--keys", with_relay)
-        == "Relay 0 is revoked; a running server disconnects it\n"
+        == "Revoked: relay 0; a running server disconnects it\n"
     )
     assert read_registry(with_relay).find(mine.key_hash).relay is None
     assert read_registry(with_relay).find(mine.key_hash).reason == (
@@ -385,7 +380,7 @@ def test_revoke_refuses_a_relay(with_relay):
 def test_clients_and_a_relay_can_be_revoked_together(with_relay):
     assert (
         done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
-        == "Clients 1, 2 are revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Revoked: clients 1, 2, relay 0; a running server disconnects them\n"
     )
     assert sorted(read_registry(with_relay).enrolled()) == [0]
 
@@ -393,7 +388,7 @@ def test_clients_and_a_relay_can_be_revoked_together(with_relay):
 def test_a_holder_that_is_named_twice_is_revoked_once(with_relay):
     assert (
         done("keys", "revoke", "0", "relay-0", "0", "--keys", with_relay)
-        == "Client 0 is revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Revoked: client 0, relay 0; a running server disconnects them\n"
     )
 
 
@@ -421,7 +416,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
-    assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
+    assert refused("keys", "renew", "relay-0", "--keys", with_relay) == (
         f"{with_relay}/relays/0.toml with the hosts of relay 0 is missing; restore this file, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
@@ -446,7 +441,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     [
         (
             ["add", "--relay"],
-            "--relay needs the address of the relay, which its certificate contains; give --host HOST",
+            "--relay needs the address of the relay; give --host HOST",
         ),
         (
             ["add", "--relay", "--host", "a", "--count", "2"],
@@ -454,7 +449,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         ),
         (
             ["add", "--host", "a"],
-            "--host is the address of a relay; add --relay, or leave --host out",
+            "--host is only for relays; add --relay, or leave --host out",
         ),
         (["add", "--relay", "--host", "a:1"], "--host 'a:1' is not a host; give a name such as"),
         (["revoke", "relay-7"], "relay-7 is not in "),
@@ -465,30 +460,30 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         (["renew", "relay-x"], "'relay-x' is neither a client's id nor 'server' nor 'relay-0'"),
         (
             ["renew", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay",
+            "--host is only for the certificate of the server or of a relay",
         ),
         (
             ["renew", "1", "--host", "a"],
-            "--host is an address in the certificate of the server or of a relay",
+            "--host is only for the certificate of the server or of a relay",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_error_with_relays_is_one_message_and_changes_nothing(given, output, with_relay):
     before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
-    assert sentence("keys", *given, "--keys", with_relay).startswith(output)
+    assert refused("keys", *given, "--keys", with_relay).startswith(output)
     assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
 
 
 def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay):
-    assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
+    assert refused("keys", "renew", "relay-7", "--keys", folder) == (
         f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, or add one "
         f"with: fedcomp keys add --relay --host HOST --keys {folder}"
     )
 
 
 def test_revoking_a_relay_in_a_folder_without_relays_is_refused(folder):
-    assert sentence("keys", "revoke", "relay-0", "--keys", folder) == (
+    assert refused("keys", "revoke", "relay-0", "--keys", folder) == (
         f"relay-0 is not in {folder}/registry.toml, which has no relays yet; add one with: "
         f"fedcomp keys add --relay --host HOST --keys {folder}"
     )
@@ -496,6 +491,6 @@ def test_revoking_a_relay_in_a_folder_without_relays_is_refused(folder):
 
 def test_a_client_refuses_the_enrolment_of_a_relay(with_relay):
     file = with_relay / "relays" / "0.toml"
-    assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
+    assert refused("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
         f"{file} is the enrolment of relay 0; give the enrolment of a client, or run a relay with: fedcomp relay"
     )

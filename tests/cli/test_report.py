@@ -12,10 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 from cases import for_each
-from typer.testing import CliRunner
+from command_line import fedcomp
 
 from fedcomp import RunConfig
-from fedcomp.cli.main import app
 from fedcomp.cli.report import svg
 from fedcomp.cli.report.charts import BYTES
 from fedcomp.cli.report.page import html
@@ -102,10 +101,6 @@ def verdict(text):
     return (
         unescape(re.sub("<[^>]*>", "", output.replace("</p>", "\n"))).replace("\xa0", " ").strip()
     )
-
-
-def fedcomp(*words):
-    return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
 
 
 def copies(base, root):

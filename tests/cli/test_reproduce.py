@@ -6,20 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import fedcomp
 
-from fedcomp.cli.main import app
 from reproductions import CAVEAT, available_reproductions, command
 
 
-def fedcomp(*words, status: int = 0) -> str:
-    done = CliRunner().invoke(app, ["reproduce", *map(str, words)], prog_name="fedcomp")
+def reproduce(*words, status: int = 0) -> str:
+    done = fedcomp("reproduce", *words)
     assert done.exit_code == status, done.output
     return done.stderr if status else done.stdout
 
 
 def test_all_reproductions_are_listed_with_their_claims_and_minutes():
-    output = fedcomp()
+    output = reproduce()
     for name, chosen in available_reproductions().items():
         assert f"\n{name}" in f"\n{output}" and f"{chosen.minutes:g} min" in output
         assert all(claim.text in output for claim in chosen.claims)
@@ -50,7 +49,7 @@ def test_help_and_list_import_nothing_heavy():
 ])  # fmt: skip
 def test_user_errors_are_one_sentence(words, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = fedcomp(*words, status=2)
+    output = reproduce(*words, status=2)
     assert output.startswith("fedcomp: ") and sentence in output and "Traceback" not in output
 
 

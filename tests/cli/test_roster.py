@@ -1,20 +1,9 @@
-"""--roster: the public keys of other clients are read before the client connects."""
+"""`fedcomp client --roster`: the file with the public keys of all clients is read before the client connects."""
 
 import pytest
-from typer.testing import CliRunner
+from command_line import fedcomp
 
-from fedcomp.cli.main import app
-
-TRIAL = [
-    "client",
-    "--insecure",
-    "--server",
-    "127.0.0.1:9",
-    "--partition-id",
-    "0",
-    "--patience",
-    "0",
-]
+TRIAL = "client --insecure --server 127.0.0.1:9 --partition-id 0 --patience 0".split()
 
 
 @pytest.mark.parametrize(
@@ -28,9 +17,5 @@ def test_a_user_error_is_one_sentence(tmp_path, text, says):
     path = tmp_path / "registry.toml"
     if text is not None:
         path.write_text(text)
-    result = CliRunner().invoke(
-        app,
-        [*TRIAL, "--state-dir", str(tmp_path / "state"), "--roster", str(path)],
-        prog_name="fedcomp",
-    )
+    result = fedcomp(*TRIAL, "--state-dir", tmp_path / "state", "--roster", path)
     assert result.exit_code == 2 and says in result.output.replace("\n", " ")

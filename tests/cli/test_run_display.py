@@ -83,7 +83,7 @@ def test_the_verdict_names_clients_with_rejected_updates_and_the_reasons(fake_ru
     ]
 
 
-@pytest.mark.parametrize(("shares", "shown"), [
+@pytest.mark.parametrize(("suspicions", "shown"), [
     ((0.19, 0.0, 0.0), ""),
     ((0.5, 0.45, 0.4, 0.3), ""),
     ((0.21, 0.05, 0.07, 0.06), "client 0 21 %"),
@@ -91,8 +91,8 @@ def test_the_verdict_names_clients_with_rejected_updates_and_the_reasons(fake_ru
     ((0.9,), "client 0 90 %"),
     ((0.0, 0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0), "client 1 30 %, client 2 30 %, client 3 30 %"),
 ])  # fmt: skip
-def test_clients_that_vote_like_others_are_not_suspected(fake_run, shares, shown):
-    assert suspects(replace(fake_run(3).record(3), suspicion=dict(enumerate(shares)))) == shown
+def test_clients_that_vote_like_others_are_not_suspected(fake_run, suspicions, shown):
+    assert suspects(replace(fake_run(3).record(3), suspicion=dict(enumerate(suspicions)))) == shown
 
 
 def test_suspected_clients_are_ordered_by_suspicion(fake_run, capsys):

@@ -1,16 +1,14 @@
 """Schedules on the command line: an invalid schedule is refused in one sentence, and no run starts."""
 
 import pytest
-from typer.testing import CliRunner
-
-from fedcomp.cli.main import app
+from command_line import fedcomp
 
 
 @pytest.mark.parametrize(
     "command", [("sim",), ("server", "start", "--insecure", "--port", "0")], ids=" ".join
 )
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         (
             "--lr-schedule cosin",
@@ -42,20 +40,16 @@ from fedcomp.cli.main import app
         ),
     ],
 )
-def test_an_invalid_schedule_is_refused(tmp_path, command, options, sentence):
+def test_an_invalid_schedule_is_refused(tmp_path, command, options, message):
     out = tmp_path / "run"
-    result = CliRunner().invoke(
-        app,
-        [*command, "--task", "digits", *options.split(), "--out", str(out)],
-        prog_name="fedcomp",
-    )
+    result = fedcomp(*command, "--task", "digits", *options.split(), "--out", out)
     assert result.exit_code == 2 and not out.exists()
-    assert " ".join(result.stderr.split()).endswith(sentence)
+    assert " ".join(result.stderr.split()).endswith(message)
     assert "Traceback" not in result.output
 
 
 def test_help_names_the_forms_of_schedules():
-    result = CliRunner().invoke(app, ["sim", "--help"], prog_name="fedcomp", env={"COLUMNS": "300"})
+    result = fedcomp("sim", "--help", COLUMNS="300")
     for word in (
         "--lr-schedule",
         "--local-steps-schedule",

@@ -2,15 +2,14 @@
 
 import pyarrow as pa
 import pytest
+from command_line import fedcomp
 from pyarrow import parquet
-from typer.testing import CliRunner
 
-from fedcomp.cli.main import app
 from fedcomp.tasks import available_tasks
 
 
 def listed(*words, **variables) -> dict[str, list[str]]:
-    done = CliRunner().invoke(app, ["tasks", *map(str, words)], prog_name="fedcomp", env=variables)
+    done = fedcomp("tasks", *words, **variables)
     assert done.exit_code == 0, done.output
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["task", "parameters", "examples", "test examples", "input size", "data"]

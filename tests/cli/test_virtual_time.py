@@ -10,7 +10,7 @@ from fedcomp.cli.dashboard import Dashboard
 from fedcomp.run_display import LineDisplay
 
 
-class OnTheNet:
+class WithNetwork:
     """A fake run in which each round takes a minute and a half of virtual time."""
 
     def __init__(self, run):
@@ -41,7 +41,7 @@ def printed(run, width=120, height=40) -> str:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_dashboard_shows_virtual_time(fake_run, width):
-    text = printed(OnTheNet(fake_run(12)), width)
+    text = printed(WithNetwork(fake_run(12)), width)
     assert (
         "mobile:absent=10%" in text
         and "18 min 00 s virtual" in text
@@ -59,7 +59,7 @@ def test_virtual_time_is_not_shown_without_a_network(fake_run):
 def test_plain_lines_have_a_column_of_virtual_time(fake_run, capsys):
     plain = LineDisplay()
     with plain:
-        OnTheNet(fake_run(4)).to(plain)
+        WithNetwork(fake_run(4)).to(plain)
     lines = capsys.readouterr().out.splitlines()
     titles = next(i for i, line in enumerate(lines) if line.split()[:2] == ["round", "accuracy"])
     assert lines[titles].endswith("   virtual") and all(

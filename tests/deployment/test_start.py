@@ -249,7 +249,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
             ["--insecure", "--server", "localhost", "--client-id", "1"],
             "--server cannot be 'localhost'; give host:port",
         ),
-        ([*CLAIMED, "--partitions", "2"], "give --partition-id as well"),
+        ([*CLAIMED, "--partitions", "2"], "--partitions needs --partition-id"),
         (["--insecure", "--enrolment", "0.toml"], "leave one of them out"),
         (["--enrolment", "absent.toml"], "absent.toml cannot be read"),
         ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),

@@ -42,7 +42,7 @@ REGRESSION = fedcomp.Task(
 )
 
 
-def open_display(display, task=TASK, folder=None, **options):
+def simulate(display, task=TASK, folder=None, **options):
     return fedcomp.simulate(
         task, clients=4, participation=0.5, progress=display, out=folder / "run", **options
     )
@@ -63,7 +63,7 @@ class Cells:
 
 def test_a_log_gets_a_line_for_each_tenth(tmp_path):
     stream = io.StringIO()
-    open_display(LogDisplay(stream), folder=tmp_path, rounds=25)
+    simulate(LogDisplay(stream), folder=tmp_path, rounds=25)
     lines = stream.getvalue().splitlines()
     assert (
         lines[0].startswith("<mine>, 4 clients, stc:density=0.01")
@@ -77,7 +77,7 @@ def test_a_log_gets_a_line_for_each_tenth(tmp_path):
 
 def test_a_terminal_keeps_one_line(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=110)
-    open_display(TerminalDisplay(console), folder=tmp_path, rounds=3)
+    simulate(TerminalDisplay(console), folder=tmp_path, rounds=3)
     last = (
         re.sub(r"\x1b\[[?\d;]*\w", "", console.file.getvalue())
         .replace("\r", "\n")
@@ -89,7 +89,7 @@ def test_a_terminal_keeps_one_line(tmp_path):
 
 def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
     cells = Cells()
-    run = open_display(NotebookDisplay(cells), folder=tmp_path, rounds=5)
+    run = simulate(NotebookDisplay(cells), folder=tmp_path, rounds=5)
     assert cells.displays == 1 and cells.bundles[0]["text/plain"] == "preparing the run"
     html = cells.bundles[-1]["text/html"]
     ElementTree.fromstring(html)
@@ -106,7 +106,7 @@ def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
 def test_a_notebook_is_updated_at_most_four_times_a_second(tmp_path):
     cells = Cells()
     page = NotebookDisplay(cells, clock=lambda: 0.0)
-    open_display(page, folder=tmp_path, rounds=6)
+    simulate(page, folder=tmp_path, rounds=6)
     assert len(cells.bundles) == 3, (
         "updates when the display opens, when the run starts and when it ends"
     )
@@ -123,7 +123,7 @@ def test_the_cell_of_a_long_run_stays_small():
 @pytest.mark.slow
 def test_a_regression_is_shown_by_its_loss(tmp_path):
     cells, stream = Cells(), io.StringIO()
-    run = open_display(NotebookDisplay(cells), REGRESSION, tmp_path, rounds=3)
+    run = simulate(NotebookDisplay(cells), REGRESSION, tmp_path, rounds=3)
     html = cells.bundles[-1]["text/html"]
     assert (
         "loss, round 3" in html
@@ -131,7 +131,7 @@ def test_a_regression_is_shown_by_its_loss(tmp_path):
         and '<td style="text-align:left">error</td>' in html
     )
     assert run.accuracy is None and run.metrics["error"].shape == (3,)
-    open_display(LogDisplay(stream), REGRESSION, tmp_path / "again", rounds=1)
+    simulate(LogDisplay(stream), REGRESSION, tmp_path / "again", rounds=1)
     assert re.search(r"round 1/1, loss [\d.]+, error [\d.]+, up", stream.getvalue())
 
 
@@ -146,12 +146,10 @@ def test_the_reason_for_the_end_of_a_run_is_shown_last(tmp_path):
 
     cells = Cells()
     with pytest.raises(DataError):
-        open_display(
-            NotebookDisplay(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path
-        )
+        simulate(NotebookDisplay(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path)
     assert cells.bundles[-1]["text/plain"] == "failed: the disk is empty; fill it"
     with pytest.raises(KeyboardInterrupt):
-        open_display(Interrupting(cells), folder=tmp_path)
+        simulate(Interrupting(cells), folder=tmp_path)
     assert cells.bundles[-1]["text/plain"].startswith(
         "interrupted after round 1 of 50; continue with: fedcomp.simulate(task, out="
     )
@@ -163,7 +161,7 @@ def test_warnings_are_shown_once(tmp_path):
         (page := NotebookDisplay(Cells()), lambda: page.html()),
         (lines := LogDisplay(io.StringIO()), lambda: lines.stream.getvalue()),
     ):
-        open_display(display, folder=tmp_path / type(display).__name__, rounds=1)
+        simulate(display, folder=tmp_path / type(display).__name__, rounds=1)
         display.on_warning("<b>\x1b[31m")
         assert read().count("[31m") == 1 and "\x1b" not in read()
     assert "! &lt;b&gt; [31m" in page.html()
@@ -188,7 +186,7 @@ def test_the_display_depends_on_the_environment(monkeypatch):
 
 
 def test_without_progress_nothing_is_shown(tmp_path, capfd):
-    open_display(False, folder=tmp_path, rounds=2)
+    simulate(False, folder=tmp_path, rounds=2)
     assert capfd.readouterr() == ("", "")
     assert (
         ProgressDisplay().progress_text() == "preparing the run"
@@ -202,7 +200,7 @@ def test_the_first_rejection_is_shown_with_its_reason(tmp_path):
 
     task = fedcomp.Task("fails", lambda: nn.Linear(4, 2), TASK.train, TASK.test, train_fn=fails)
     stream = io.StringIO()
-    run = open_display(LogDisplay(stream), task, tmp_path, rounds=3)
+    run = simulate(LogDisplay(stream), task, tmp_path, rounds=3)
     shown = [line for line in stream.getvalue().splitlines() if "rejected" in line]
     assert len(shown) == 1
     assert "round 1: clients " in shown[0] and "in fails: KeyError: 'spam'; metrics" in shown[0]

@@ -245,7 +245,7 @@ def test_simulate_takes_a_function_as_the_optimizer(tmp_path):
     own = simulate(task, optimizer=torch.optim.Adagrad, out=tmp_path / "own", **wanted)
     spec = simulate(task, optimizer="adagrad", out=tmp_path / "spec", **wanted)
     assert np.array_equal(own.metrics["loss"], spec.metrics["loss"])
-    with pytest.raises(ConfigError, match="optimizer is a function, which needs a Task object"):
+    with pytest.raises(ConfigError, match="optimizer is a function, but task is not a Task"):
         simulate("digits", optimizer=torch.optim.Adagrad)
 
 

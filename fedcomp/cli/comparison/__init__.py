@@ -1,1 +1,1 @@
-"""Comparisons: run all combinations of option values (alternatives) of one command, show their progress, and compare their results."""
+"""Comparisons: run each combination of option values (alternative) that a command gives, show the progress, and compare the results."""

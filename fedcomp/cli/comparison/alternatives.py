@@ -1,4 +1,4 @@
-"""The alternatives of a command: one run for each combination of option values. Each run folder has the name of its alternative."""
+"""The alternatives of a command: one run for each combination of option values. A run folder has the name of its alternative."""
 
 import itertools
 import re
@@ -25,14 +25,14 @@ MAX_NAME_LENGTH = 80  # characters
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of option values. `values` contains the options that were given, each with one value."""
+    """One combination of option values. `options` contains the given options, each with one value."""
 
     name: str
-    values: Mapping[str, Any]
+    options: Mapping[str, Any]
 
     @property
     def config(self) -> RunConfig:
-        return RunConfig(**self.values)
+        return RunConfig(**self.options)
 
 
 def has_alternatives(values: Mapping[str, Any]) -> bool:
@@ -41,7 +41,7 @@ def has_alternatives(values: Mapping[str, Any]) -> bool:
 
 
 def compares_compression(values: Mapping[str, Any]) -> bool:
-    """Return whether a compression option has several values, or `strategy` has several values and one of them compresses."""
+    """Return whether a compression option has several values, or several strategies are given and one of them compresses."""
     strategies = values.get("strategy")
     names = map(strategy_name, strategies) if isinstance(strategies, list) else ()
     differ = any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS)
@@ -49,10 +49,10 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
-    """Return an alternative (run) for each combination of option values. An option in `values` has one value or a list of values.
+    """Return an alternative for each combination of option values. An option in `values` has one value or a list of values.
 
-    The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, also append
-    an uncompressed copy (dense baseline) of each alternative, unless the list already contains an equal run. Raises ConfigError.
+    The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, the
+    alternatives are followed by their dense (uncompressed) baselines that are not among them. Raises ConfigError for invalid options.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -80,14 +80,14 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return an error about an alternative (compared run) that cannot run. The caller must raise this error before any training starts."""
+    """Return the error of an alternative that cannot run. `name` is empty if the command has only one run."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to repeated names. Case is ignored."""
+    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to names that repeat except for case."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")
@@ -100,7 +100,7 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
 
 
 def _name_part(option: str, value: Any) -> str:
-    """Return an option's value in the form for folder names, such as `stc-1-400` for `stc:density=1/400`, or `seed-3`."""
+    """Return an option's value as a part of a folder name, such as `stc-1-400` for `stc:density=1/400`, or `seed-3`."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
     return text if option in NAMED_BY_VALUE else f"{flag(option)[2:]}-{text}"

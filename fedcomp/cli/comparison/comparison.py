@@ -1,8 +1,8 @@
-"""Check the options of all compared runs before the first run starts, execute the runs, and compare their results."""
+"""Check the options of all alternatives, run the alternatives, and compare their results."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from .worker_pool import WorkerPool
 
 ONE_CORE_ENGINES = {"batched", "serial"}  # training engines that gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
-# Columns that are left out first, in this order, if the terminal is narrow.
+# Columns of the table of results that are left out first, in this order, if the terminal is narrow.
 OPTIONAL_COLUMNS = ("time", "ratio", "rounds")
 MIN_NAME_WIDTH = 11  # minimum width of the column of names, in characters; longer names are wrapped
 # Options that comparisons refuse, with the reason.
@@ -35,7 +35,10 @@ REFUSED_OPTIONS = {
 
 
 class Comparison:
-    """The compared runs (alternatives) of one command. Raises UserError for invalid options, before anything is written."""
+    """The alternatives of one command. `side_by_side` is the value of --side-by-side.
+
+    Raises UserError for invalid options, before anything is written.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Comparison:
         for name, advice in REFUSED_OPTIONS.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
-                    f"{flag(name)} applies to single runs only, but the options define several runs; leave {flag(name)} out: {advice}"
+                    f"{flag(name)} applies to a single run, but the options define several runs; leave it out: {advice}"
                 )
         self.values, self.display = values, display
         self.processes = _processes(side_by_side)
@@ -61,17 +64,15 @@ class Comparison:
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
-        """Execute the runs that are not finished. Then compare all runs and return their results."""
-        with ExitStack() as stack:
-            unfinished = [each for each in self.all if each.name not in self.finished]
-            count = max(1, min(self.processes or cores(), len(unfinished)))
-            pool = stack.enter_context(WorkerPool(count))
+        """Run the alternatives that are not finished. Then compare all alternatives, and return their results."""
+        unfinished = [each for each in self.all if each.name not in self.finished]
+        workers = max(1, min(self.processes or cores(), len(unfinished)))
+        with closing(self.folder), WorkerPool(workers) as pool:
             checked = self._check(pool, unfinished)
-            side = self._side_by_side(checked)
-            threads = 0 if side == 1 else max(1, cores() // side)
-            pool.shrink(side)
-            stack.callback(self.folder.close)
-            resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
+            parallel_runs = self._parallel_runs(checked)
+            threads = 0 if parallel_runs == 1 else max(1, cores() // parallel_runs)
+            pool.shrink(parallel_runs)
+            resolved = {"side_by_side": parallel_runs, "threads": threads or cores()}
             resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
             self.folder.open()
             self.folder.write_options(resolved)
@@ -81,40 +82,40 @@ class Comparison:
                     self.folder.read_progress(each, shown)
             facts = _facts(self.values, checked)
             self.display.on_run_start(str(self.folder.path), facts, progress)
-            more = {"order": "run", "threads": threads}
-            orders = [{"values": self.folder.values_of(each)} | more for each in unfinished]
-            for order, answer in pool.run(orders):
-                self.display.on_answer(self.all.index(unfinished[order]), answer)
-            return self._compare(side)
+            common = {"action": "run", "threads": threads}
+            requests = [common | {"values": self.folder.run_options(each)} for each in unfinished]
+            for i, message in pool.run(requests):
+                self.display.on_message(self.all.index(unfinished[i]), message)
+            return self._compare(parallel_runs)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Check the options of each unfinished run, and return the results of the checks. Raises FedcompError if a run cannot start."""
+        """Check the options of the unfinished alternatives, and return the results of `check`. Raises FedcompError for invalid options."""
         checks: dict[int, dict[str, Any]] = {}
-        values = map(self.folder.values_of, unfinished)
-        for order, answer in pool.run([{"order": "check", "values": each} for each in values]):
-            if (end := answer.get("end")) is None:
+        values = map(self.folder.run_options, unfinished)
+        for i, message in pool.run([{"action": "check", "values": each} for each in values]):
+            if (end := message.get("end")) is None:
                 continue
             if "failed" in end:
-                raise alternative_error(unfinished[order].name, end["failed"], end["status"])
-            checks[order] = end
+                raise alternative_error(unfinished[i].name, end["failed"], end["status"])
+            checks[i] = end
             self.display.on_checked(len(checks), len(unfinished))
         names: dict[RunConfig, str] = {}
-        for order, each in enumerate(unfinished):
-            if (other := names.setdefault(checks[order]["config"], each.name)) != each.name:
+        for i, each in enumerate(unfinished):
+            if (other := names.setdefault(checks[i]["config"], each.name)) != each.name:
                 raise ConfigError(
                     f"alternatives {other} and {each.name} have the same options; leave one of them out"
                 )
-        return [checks[order] for order in range(len(unfinished))]
+        return [checks[i] for i in range(len(unfinished))]
 
-    def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many compared runs execute at the same time. `auto`: one per CPU core if each run uses one core, otherwise one run."""
+    def _parallel_runs(self, checked: Sequence[Mapping[str, Any]]) -> int:
+        """Return the number of runs to execute at the same time."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
-    def _compare(self, side_by_side: int) -> list[Result]:
-        """Compare the runs in the comparison's folder, and write comparison.json and the HTML report."""
+    def _compare(self, parallel_runs: int) -> list[Result]:
+        """Compare the alternatives, and write comparison.json and the HTML report."""
         from ...runs import groups, load
         from ..report import page
 
@@ -136,26 +137,25 @@ class Comparison:
                 page.write(grouped, self.folder.path / page.REPORT, self.target, failed)
             except FedcompError as error:
                 self.display.on_warning(f"{page.REPORT} is not written: {error}")
-        written = {"version": __version__, TARGET: self.target, "side_by_side": side_by_side}
+        written = {"version": __version__, TARGET: self.target, "side_by_side": parallel_runs}
         self.folder.write_comparison(written | {"results": [asdict(line) for line in lines]})
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table of results, then notes, then the path of the HTML report. The table fits the width of a terminal."""
-        target = self.target
+        """Print the table of results, notes, and the path of the HTML report."""
         notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
         notes += legend(lines)
         if sys.stdout.isatty():
             console = Console(highlight=False, markup=False)
-            console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
+            console.print(as_rich_table(lines, self.target, console.width), *notes, sep="\n")
         else:
-            print("\n".join([*as_text(lines, target), *notes]))
+            print("\n".join([*as_text(lines, self.target), *notes]))
         page = self.folder.path / "report.html"
         print(page if page.is_file() else self.folder.path)
 
 
 def _processes(text: str) -> int:
-    """Return the number of processes that --side-by-side gives, or 0 for "auto"."""
+    """Parse --side-by-side as a number of processes, or 0 for "auto"."""
     if text == "auto":
         return 0
     try:
@@ -166,7 +166,7 @@ def _processes(text: str) -> int:
 
 
 def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> Facts:
-    """Return labels and values of the options that all compared runs have in common."""
+    """Return labels and values that describe all alternatives: shared options, and each model size, device and engine."""
     options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
     facts = [(k, str(v)) for k, v in options.items() if v is not None and not isinstance(v, list)]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
@@ -185,10 +185,10 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 
 
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
-    """Return the table of results for a terminal of `width` characters.
+    """Return the table of results for a terminal of `width` characters. Long names are wrapped, but numbers are never cut off.
 
-    The column of rounds is left out if all runs have the same number of rounds. Columns that do not fit are left out: first
-    OPTIONAL_COLUMNS, then other columns from right to left. Long names are wrapped. Numbers are never truncated.
+    The column of rounds is left out if all runs have the same number of rounds. If the table is too wide, OPTIONAL_COLUMNS are left out
+    first, then other columns from right to left.
     """
     rows = _rows(lines, target)
     titles = {name: name.replace(" to ", "\nto ") for name in rows[0]}
@@ -214,7 +214,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the table cells of each result by column title. If clients evaluated the model, a column shows the worst decile."""
+    """Return the table cells of each result by column title, with a column for the worst decile if clients evaluated the model."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""The progress of the compared runs (alternatives), and the displays of a comparison: a dashboard, or lines of text."""
+"""The progress of the alternatives of a comparison, and the displays of a comparison: a dashboard, or lines of text."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from rich.text import Text
 from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
 from ...run_display import Totals
-from ..screen import BAR, LABEL, REFRESHES_PER_SECOND, REJECTED, WARNING, fitted, progress_bar
+from ..screen import BAR, LABEL, REFRESHES_PER_SECOND, REJECTED, WARNING, progress_bar, truncated
 from ..screen import DONE as GOOD
 
 Facts = Sequence[tuple[str, str]]  # labels and values
@@ -28,7 +28,7 @@ MIN_NAME, MIN_CURVE, OTHER_COLUMNS = 12, 20, 38
 
 @dataclass
 class AlternativeProgress:
-    """The progress of one compared run. `accuracies` contains (round, accuracy) for each evaluated round."""
+    """The progress of one alternative. `accuracies` contains (round, accuracy) for each evaluated round."""
 
     name: str
     rounds: int  # number of rounds of the whole run
@@ -40,9 +40,8 @@ class AlternativeProgress:
     error: str = ""  # error message of a failed run
 
     @property
-    def fraction(self) -> float:
-        """The fraction of finished rounds, in [0, 1]. A failed run counts as finished."""
-        return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
+    def has_ended(self) -> bool:
+        return self.state in (DONE, FAILED)
 
     @property
     def quality(self) -> str:
@@ -64,10 +63,9 @@ class AlternativeProgress:
 
 @dataclass
 class ComparisonLines:
-    """A display of a comparison that prints a line for each round of each compared run. Warnings go to standard error.
+    """A display of a comparison that prints a line for each round of each alternative. Warnings go to standard error.
 
-    A display is a context manager. Enter the context before the compared runs are checked, and exit the context when all runs have ended or
-    the command is interrupted.
+    A display is a context manager around the whole comparison.
     """
 
     clock: Callable[[], float] = monotonic
@@ -83,42 +81,42 @@ class ComparisonLines:
 
     @property
     def ended(self) -> int:
-        return sum(progress.state in (DONE, FAILED) for progress in self.all)
+        return sum(progress.has_ended for progress in self.all)
 
     @property
     def remaining_s(self) -> float | None:
-        """The estimated time in seconds until all compared runs are done, or None before the first round has finished."""
+        """The estimated time in seconds until all alternatives are done, or None before the first round has finished."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
         measured = done - self.earlier_rounds
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle a successful check of a run's options. So far, `checked` of `total` compared runs have been checked."""
+        """Handle progress before the first run: `checked` of `total` alternatives have been found valid."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        """Handle the start of the first run of the comparison. `facts` describe the options that all compared runs share."""
+        """Handle the start of the first run in the comparison folder `out`. `facts` describe all alternatives."""
         self.out, self.all, self.start_s = out, all, self.clock()
         self.earlier_rounds = sum(progress.round for progress in all)
         for label, value in (*facts, ("folder", out)):
             print(f"{label:<14}{value}", flush=True)
 
-    def on_answer(self, index: int, answer: dict[str, Any]) -> None:
-        """Handle a message from a worker process about run number `index` of the comparison."""
+    def on_message(self, index: int, message: dict[str, Any]) -> None:
+        """Handle a message from a worker process about the alternative number `index`."""
         progress = self.all[index]
-        if "started" in answer:
+        if "started" in message:
             progress.state = RUNNING
-        elif "earlier" in answer:
-            for record in answer["earlier"]:
+        elif "earlier" in message:
+            for record in message["earlier"]:
                 progress.add(record)
             self.earlier_rounds += progress.round
-        elif "round" in answer:
-            progress.add(answer["round"])
-            self.on_round_end(progress, answer["round"])
-        elif "warning" in answer:
-            self.on_warning(f"{progress.name}: {answer['warning']}")
+        elif "round" in message:
+            progress.add(message["round"])
+            self.on_round_end(progress, message["round"])
+        elif "warning" in message:
+            self.on_warning(f"{progress.name}: {message['warning']}")
         else:
-            progress.error = answer["end"].get("failed", "")
+            progress.error = message["end"].get("failed", "")
             progress.state = FAILED if progress.error else DONE
             self.on_end(progress)
 
@@ -139,9 +137,9 @@ class ComparisonLines:
 
 
 class ComparisonView(ComparisonLines):
-    """A live table of the compared runs on a terminal. Shared options, warnings and failures are printed above the table.
+    """A live table of the alternatives on a terminal. Shared options, warnings and failures are printed above the table.
 
-    After an error, the last table stays visible.
+    If the context ends with an error, the table is printed, so that it stays visible.
     """
 
     def __init__(self, console: Console | None = None):
@@ -180,27 +178,28 @@ class ComparisonView(ComparisonLines):
         """Return the table as at most `height` lines of at most `width` characters."""
         if not self.all:
             return Text(self._preparing, LABEL)
-        return Group(*fitted([self._bar(width), *self._table(width, height - 1)], width))
+        return Group(*truncated([self._bar(width), *self._table(width, height - 1)], width))
 
     def _bar(self, width: int) -> Text:
-        fraction = sum(p.fraction for p in self.all) / max(len(self.all), 1)
+        fractions = [1.0 if p.has_ended else p.round / p.rounds for p in self.all]
+        fraction = sum(fractions) / len(fractions)
         before, after = f"{self.ended} of {len(self.all)} done ", f" {100 * fraction:.0f} %"
         if self.ended < len(self.all) and (remaining_s := self.remaining_s) is not None:
             after += f", {duration(remaining_s)} left"
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each compared run. If not all lines fit, active runs have priority, and the last line counts hidden runs."""
+        """Return a line for each alternative. If not all lines fit, running alternatives come first, and the last line counts the rest."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]
             first = sorted(self.all, key=lambda p: order.index(p.state))[: max(height - 2, 1)]
             shown = [p for p in self.all if p in first]
             hidden = f"  and {len(self.all) - len(shown)} more"
-        # Scale all curves to the same bounds, so that they can be compared.
+        # All curves have the same scale.
         values = [accuracy for p in self.all for _, accuracy in p.accuracies] or [0.0, 1.0]
         bounds = min(values), max(values)
-        longest = max((cell_len(p.name) for p in self.all), default=0)
+        longest = max(cell_len(p.name) for p in self.all)
         name = max(MIN_NAME, min(longest, width - OTHER_COLUMNS - MIN_CURVE))
         curve = width - OTHER_COLUMNS - name
         titles = f"  {'':<{name}}    round accuracy      up    down"
@@ -219,7 +218,7 @@ class ComparisonView(ComparisonLines):
 
 
 def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
-    """Return the curve of accuracy over rounds as text. Each character shows the last accuracy in a range of consecutive rounds."""
+    """Return the curve of accuracy as text. Each character shows the last accuracy in a range of rounds."""
     low, high = bounds
     drawn = ""
     for round, accuracy in progress.accuracies:

@@ -1,7 +1,7 @@
 """The folder of a comparison.
 
-alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains settings of the comparison
-NAME/               the run folder of each compared run
+alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains values that fedcomp chose
+NAME/               the run folder of the alternative NAME
 comparison.json     the table of results as JSON
 report.html         the report on all runs
 """
@@ -41,8 +41,7 @@ NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alter
 class ComparisonFolder(OutFolder):
     """The folder of one comparison.
 
-    Raises RunFolderError if another process uses the folder, the folder to resume is missing, or the folder contains runs with other
-    options. Nothing is written before this error is raised.
+    Raises RunFolderError, before anything is written, if a comparison is resumed with options that differ from the stored ones.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -50,8 +49,7 @@ class ComparisonFolder(OutFolder):
         super().__init__(values.get("out"), task, "comparison", bool(values.get("resume")))
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
-        # For a resumed comparison, the table [resolved] in alternatives.toml.
-        self.stored: Mapping[str, Any] = {}
+        self.stored: Mapping[str, Any] = {}  # the table [resolved] of a resumed comparison
         file = self.path / ALTERNATIVES_FILE
         if self.resumed:
             if not file.is_file():
@@ -62,7 +60,7 @@ class ComparisonFolder(OutFolder):
             self.stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
-        """Raise RunFolderError if the options stored in the folder differ from the options of this command."""
+        """Raise RunFolderError if this command changes a stored option that a resumed run may not change."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
             if own != other and not f.metadata["changeable"]:
@@ -71,17 +69,16 @@ class ComparisonFolder(OutFolder):
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def write_options(self, resolved: Mapping[str, Any]) -> None:
-        """Write the options and the table [resolved] to alternatives.toml. Raises RunFolderError if the file cannot be written."""
+        """Write alternatives.toml. Raises RunFolderError if the file cannot be written."""
         self._replace(ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)}))
 
-    def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """Return the options of one of the compared runs, including "out" and "resume".
+    def run_options(self, alternative: Alternative) -> dict[str, Any]:
+        """Return the options of an alternative's run, including "out" and "resume". Without --out, "out" is None until `open()` is called.
 
-        If the run is resumed, the options include the defaults that its strategy set when the run was started. Without --out, "out" is None
-        until `open()` has chosen a folder name.
+        The options of a resumed run include the defaults that the strategy chose at its start.
         """
         folder = self.path / alternative.name
-        values = {name: value for name, value in alternative.values.items() if value is not None}
+        values = {name: value for name, value in alternative.options.items() if value is not None}
         started = not self._is_unnamed and (folder / RUN_FILE).is_file()
         stored = inherited_options(folder) if started else {}
         defaults = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
@@ -89,15 +86,12 @@ class ComparisonFolder(OutFolder):
         return defaults | values | {"out": out, "resume": started}
 
     def stored_target_accuracy(self) -> float | None:
-        """Return the target accuracy of the resumed comparison. Raises UserError for an invalid value."""
+        """Return the target accuracy of the resumed comparison, if any. Raises UserError for an invalid value."""
         target = self.stored.get(TARGET)
         return None if target is None else parse_accuracy(str(target))
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether a compared run has finished all of its rounds.
-
-        Raises RunFolderError if the run has finished more rounds than --rounds allows.
-        """
+        """Return whether an alternative has finished its rounds. Raises RunFolderError if it has finished more rounds than --rounds."""
         folder, rounds = self.path / alternative.name, alternative.config.rounds
         try:
             done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])
@@ -110,7 +104,7 @@ class ComparisonFolder(OutFolder):
         return done == rounds
 
     def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
-        """Read the rounds of a run that was finished before the comparison was resumed. Raises RunFolderError if there are none."""
+        """Add the rounds of a finished alternative to `progress`. Raises RunFolderError if the file of its rounds is damaged or absent."""
         from ...server.run_folder import METRICS, read_records
 
         folder, progress.state = self.path / alternative.name, DONE

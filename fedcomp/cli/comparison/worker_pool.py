@@ -1,8 +1,8 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are pickled dicts. The last answer
-to each order has the key `end`. A worker exits when the parent's end of the connection is closed. In a worker, SIGINT interrupts the run
-like Ctrl-C in `fedcomp sim`. If a worker crashes, other workers continue.
+The parent process sends requests to check or execute a run. A worker replies with several messages, the last of which has the key `end`.
+Requests and messages are pickled dicts. A worker exits when the parent closes the connection. SIGINT interrupts the run of a worker, like
+Ctrl-C in `fedcomp sim`. If a worker crashes, other workers continue.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ PROGRAM = (
     "from fedcomp.cli.comparison.worker_pool import main; main(int(channel))"
 )
 STOP_S = 30.0  # seconds that an interrupted worker has to finish its round
-LOG_TAIL = 1 << 16  # bytes
-Answer = dict[str, Any]
+LOG_TAIL = 1 << 16  # bytes at the end of a worker's output in which its last line is searched
+Message = dict[str, Any]
 
 
 class WorkerProcess:
-    """A worker process that executes one order at a time."""
+    """A worker process that executes one request at a time."""
 
     def __init__(self) -> None:
-        self.link, other = Pipe()
+        self.connection, other = Pipe()
         # Output of the worker process. If the process crashes, the error message quotes the last line of the output.
         self.log = tempfile.TemporaryFile()
         path = [place for place in sys.path if isinstance(place, str)]
@@ -51,17 +51,17 @@ class WorkerProcess:
                 pass_fds=[other.fileno()],
                 process_group=0,  # a new process group, so that Ctrl-C reaches only the parent
             )
-        self.order = -1  # index of the order that is being executed
+        self.request = -1  # index of the current request
 
-    def send(self, order: Mapping[str, Any]) -> None:
-        # If the process has ended, the method `answer` reports why.
+    def send(self, request: Mapping[str, Any]) -> None:
+        # If the process has ended, `receive` reports why.
         with contextlib.suppress(OSError):
-            self.link.send(order)
+            self.connection.send(request)
 
-    def answer(self) -> Answer:
-        """Wait for the next answer of the worker. If the process has ended, the answer says why it ended."""
+    def receive(self) -> Message:
+        """Wait for the next message of the worker. If the process has ended, return a message that says why."""
         try:
-            return self.link.recv()
+            return self.connection.recv()
         except (EOFError, OSError):
             return {"end": {"failed": self._exit_reason(), "status": 1}}
 
@@ -75,20 +75,17 @@ class WorkerProcess:
         return f"its process {reason}" + (f": {last_line}" if last_line else "")
 
     def stop(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for the process to end, then kill the process."""
+        """Wait at most `timeout_s` seconds for the process to end, then kill it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
-        self.link.close()
+        self.connection.close()
         self.process.kill()
         self.process.wait()
         self.log.close()
 
 
 class WorkerPool:
-    """A pool of `count` worker processes. On exit, the processes are killed.
-
-    After Ctrl-C, each process has STOP_S seconds to finish its round before it is killed.
-    """
+    """A pool of `count` worker processes. On exit, the processes are killed, after Ctrl-C only if their rounds take longer than STOP_S."""
 
     def __init__(self, count: int):
         self.count = count
@@ -113,65 +110,65 @@ class WorkerPool:
         while len(self.free) > count:
             self.free.pop().stop(0)
 
-    def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Give the orders (checks or runs) to workers, and yield (index of order, answer) for each answer."""
-        waiting = deque(enumerate(orders))
+    def run(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Message]]:
+        """Send the requests to workers, and yield (index of the request, message) for each message."""
+        waiting = deque(enumerate(requests))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
-                # Start a new worker in place of a crashed one.
+                # After a crash, fewer than `count` workers exist.
                 process = self.free.pop() if self.free else WorkerProcess()
-                process.order, order = waiting.popleft()
+                process.request, request = waiting.popleft()
                 self.busy.append(process)
-                yield process.order, {"started": True}
-                process.send(order)
-            links: dict[Any, WorkerProcess] = {process.link: process for process in self.busy}
-            for link in wait(links):
-                process = links[link]
-                answer = process.answer()
-                if "end" in answer:
+                yield process.request, {"started": True}
+                process.send(request)
+            workers: dict[Any, WorkerProcess] = {p.connection: p for p in self.busy}
+            for connection in wait(workers):
+                process = workers[connection]
+                message = process.receive()
+                if "end" in message:
                     self.busy.remove(process)
                     if process.process.returncode is None:
                         self.free.append(process)
                     else:
                         process.stop(0)
-                yield process.order, answer
+                yield process.request, message
 
 
 Send = Callable[..., None]
 
 
 def main(channel: int) -> None:
-    """Execute the orders that the parent process sends through the connection with file descriptor `channel`."""
-    link = Connection(channel)
-    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
+    """Execute the requests that the parent process sends through the connection with file descriptor `channel`."""
+    connection = Connection(channel)
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
 
-    def send(**answer: Any) -> None:
-        link.send(answer)
+    def send(**message: Any) -> None:
+        connection.send(message)
 
     try:
-        from ...sim import run  # noqa: F401 — load torch while the first order arrives
+        from ...sim import run  # noqa: F401 — load torch before the first request
 
         while True:
-            _execute(orders.get(), send)
+            _execute(requests.get(), send)
     except KeyboardInterrupt:
         os._exit(130)
 
 
-def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
+def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            orders.put(link.recv())
+            requests.put(connection.recv())
     os._exit(0)
 
 
-def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order (check or run), and send answers to the parent process."""
+def _execute(request: dict[str, Any], send: Send) -> None:
+    """Execute a request, and send messages to the parent process."""
     try:
-        if order["order"] == "check":
-            send(end=check(order["values"]))
+        if request["action"] == "check":
+            send(end=check(request["values"]))
         else:
-            send(end=run(order["values"], order["threads"], send))
+            send(end=run(request["values"], request["threads"], send))
     except FedcompError as error:
         send(end={"failed": str(error), "status": error.exit_status})
     except (Exception, SystemExit) as error:
@@ -181,7 +178,7 @@ def _execute(order: dict[str, Any], send: Send) -> None:
 
 
 def check(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved options (without run folder), engine, device and model size of a run, without training. Raises UserError."""
+    """Check the options of a run, and return its resolved options (without run folder), engine, device and model size."""
     from ...sim.run import PreparedRun
 
     prepared = PreparedRun(RunConfig(**values), Callback())
@@ -195,7 +192,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(values: dict[str, Any], threads: int, send: Send) -> dict[str, Any]:
-    """Execute a run with `threads` torch threads. If `threads` is 0, use torch's default number."""
+    """Execute a run with `threads` torch threads. 0 means torch's default number."""
     import torch
 
     from ...sim import simulate

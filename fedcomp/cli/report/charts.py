@@ -14,19 +14,18 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. For curves over bytes,
-# only the last value of each curve counts.
+# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. On an axis of bytes, only
+# the last value of each curve counts.
 LOG_BYTES, LOG_LOSS = 8, 50
-MAX_VALUE = 1e30  # values with a larger magnitude are not drawn
+MAX_VALUE = 1e30  # values of larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
-# Maximum number of points per chart that show their values while the mouse pointer is over them.
-MAX_POINTS = 400
-MIN_POINTS_OF_LINE = 8  # a line has at least this number of such points, even if the chart then has more than MAX_POINTS
-MARKERS_PER_LINE = 6
+# Number of points that show their values under the mouse pointer: at most MAX_POINTS per chart, but at least MIN_POINTS_OF_CURVE per curve.
+MAX_POINTS, MIN_POINTS_OF_CURVE = 400, 8
+MARKERS_PER_CURVE = 6
 
 
 @dataclass(frozen=True)
-class ReportLine:
+class ReportEntry:
     """A group of runs that differ only in the seed, with its results, its name in charts, and the number of its line style."""
 
     group: Group
@@ -37,29 +36,29 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Results that are drawn in the same charts. A Pareto front is drawn if all results belong to the same learning problem."""
+    """Results that are drawn in the same charts."""
 
     title: str
-    entries: Sequence[ReportLine]
+    entries: Sequence[ReportEntry]
 
     @property
     def comparable(self) -> bool:
-        """Whether the panel has several results, all of the same learning problem."""
+        """Whether the panel has several results, all of the same learning problem, so that their Pareto front is drawn."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
     def by_loss(self) -> bool:
-        """Whether results are compared by loss, because none of them has an accuracy."""
+        """Whether results are compared by loss, because none has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return one panel per learning problem. If no problem has several results, return a single panel with all results."""
+    """Return one panel per learning problem, or a single panel if no problem has several results."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
     styles = [*dict.fromkeys(names)]
-    entries = [*map(ReportLine, groups, lines, names, map(styles.index, names))]
+    entries = [*map(ReportEntry, groups, lines, names, map(styles.index, names))]
     if not separate:
         return [Panel("", entries)]
     return [
@@ -69,22 +68,18 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a value for each round of a run. If `cumulative` is set, the value is the sum over the round and all earlier rounds.
-
-    `tick` formats the labels of axis ticks, and `show` formats the value of a data point.
-    """
+    """A quantity of the rounds of a run, which a chart shows along an axis."""
 
     label: str
     value: Callable[[RoundRecord], float | None]  # returns None if the quantity was not measured
-    tick: Callable[[float], str]
-    show: Callable[[float], str]
-    whole: bool = False
-    cumulative: bool = False
-    # The axis is logarithmic above this ratio; see LOG_BYTES.
-    log_from: float = math.inf
+    tick: Callable[[float], str]  # formats the label of an axis tick
+    show: Callable[[float], str]  # formats the value of a data point
+    whole: bool = False  # only integers get an axis tick
+    cumulative: bool = False  # add up the values of the round and of all earlier rounds
+    log_from: float = math.inf  # ratio above which the axis is logarithmic; see LOG_BYTES
 
     def of(self, run: Run) -> np.ndarray:
-        """Return the values of all rounds. Values that were not measured are NaN."""
+        """Return the value of each round, or NaN where it was not measured."""
         values = np.array([self.value(record) for record in run.records], np.float64)
         return values.cumsum() if self.cumulative else values
 
@@ -103,7 +98,9 @@ def _worst_decile(record: RoundRecord) -> float | None:
 
 
 ACCURACY = Quantity("accuracy", lambda r: r.measured_accuracy, _percent_tick, percent)
-WORST = Quantity("accuracy of the worst decile of clients", _worst_decile, _percent_tick, percent)
+WORST_DECILE = Quantity(
+    "accuracy of the worst decile of clients", _worst_decile, _percent_tick, percent
+)
 LOSS = Quantity("test loss", lambda r: r.measured_loss, "{:.4g}".format, decimal, log_from=LOG_LOSS)
 ROUNDS = Quantity("round", lambda r: r.round, "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
@@ -122,16 +119,16 @@ HOURS = Quantity(
 )
 
 
-def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
+def final_charts(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
     """Return (title, <svg>) for each panel: a chart of the final accuracy or loss of each result against its bytes."""
     drawn = []
     for panel in all_panels:
-        if not (points := _finals(panel)):
+        if not (points := _final_points(panel)):
             continue
         up = LOSS if panel.by_loss else ACCURACY
         # Charts of the same vertical quantity have equal axes.
         same = [p for p in all_panels if p.by_loss == panel.by_loss]
-        on_axes = [series for other in same for series in _finals(other)]
+        on_axes = [series for other in same for series in _final_points(other)]
         title = f"{up.label.capitalize()} against bytes"
         title += f", {panel.title}" if panel.title else ""
         front = _staircase(points) if panel.comparable else []
@@ -140,34 +137,34 @@ def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
     return drawn
 
 
-def _finals(panel: Panel) -> list[svg.Series]:
-    return [point for entry in panel.entries if (point := _final(entry, panel))]
+def _final_points(panel: Panel) -> list[svg.Series]:
+    return [point for entry in panel.entries if (point := _final_point(entry, panel))]
 
 
-def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
-    """Return the point (bytes, final accuracy or loss) of a report line, or None if a value is missing or cannot be drawn."""
-    line, by_loss = entry.result, panel.by_loss
+def _final_point(entry: ReportEntry, panel: Panel) -> svg.Series | None:
+    """Return the point (bytes, final accuracy or loss) of an entry, or None if a value is missing or cannot be drawn."""
+    result, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
-    value = line.loss if by_loss else line.accuracy
-    if value is None or not line.sent_bytes or abs(value) > MAX_VALUE:
+    value = result.loss if by_loss else result.accuracy
+    if value is None or not result.sent_bytes or abs(value) > MAX_VALUE:
         return None
     seeds = [] if by_loss else [r.accuracy for r in entry.group.runs if r.accuracy is not None]
     text, band = up.show(value), []
     if len(seeds) > 1:
         low, high = min(seeds), max(seeds)
-        band = [(line.sent_bytes, low, high)]
+        band = [(result.sent_bytes, low, high)]
         text += f" ({up.show(low)} to {up.show(high)} over {len(seeds)} seeds)"
-    text += f", {BYTES.show(line.sent_bytes)}"
-    text += f", {line.note.partition(':')[0]}" if line.note else ""
+    text += f", {BYTES.show(result.sent_bytes)}"
+    text += f", {result.note.partition(':')[0]}" if result.note else ""
     name = "loss" if by_loss else "accuracy"
-    data = f' data-bytes="{line.sent_bytes!r}" data-{name}="{value!r}"'
-    points = [svg.Point(line.sent_bytes, value, text, data=data)]
-    ring, faint = line.on_front and panel.comparable, bool(line.note)
+    data = f' data-bytes="{result.sent_bytes!r}" data-{name}="{value!r}"'
+    points = [svg.Point(result.sent_bytes, value, text, data=data)]
+    ring, faint = result.on_front and panel.comparable, bool(result.note)
     return svg.Series(entry.name, entry.style, points, band=band, ring=ring, faint=faint, size=1.25)
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """Return the corners of the Pareto front as (bytes, accuracy or loss), in ascending order of bytes."""
+    """Return the corners of the Pareto front as pairs (bytes, accuracy or loss), from left to right."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
@@ -175,14 +172,14 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
     return steps
 
 
-def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return rows of charts (title, <svg>): accuracy, worst-decile accuracy and loss. Each row has charts over rounds, bytes and hours."""
+def curve_charts(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
+    """Return rows of (title, <svg>): accuracy, worst-decile accuracy and loss, each over rounds, bytes and simulated hours."""
     rows = []
-    for up in (ACCURACY, WORST, LOSS):
+    for up in (ACCURACY, WORST_DECILE, LOSS):
         row = []
         for across in (ROUNDS, BYTES, HOURS):
-            if series := _lines(panel, across, up):
-                on_axes = [line for other in all_panels for line in _lines(other, across, up)]
+            if series := _curves(panel, across, up):
+                on_axes = [curve for other in all_panels for curve in _curves(other, across, up)]
                 title = f"{up.label.capitalize()} over {across.label.replace('round', 'rounds')}"
                 axes = _axis(across, on_axes, across=True), _axis(up, on_axes)
                 row.append((title, svg.chart(title, *axes, series)))
@@ -190,16 +187,13 @@ def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, st
     return rows
 
 
-def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
-    lines = [_line(entry, across, up, len(panel.entries)) for entry in panel.entries]
-    return [line for line in lines if line is not None]
+def _curves(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
+    curves = [_curve(entry, across, up, len(panel.entries)) for entry in panel.entries]
+    return [curve for curve in curves if curve is not None]
 
 
-def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, or None if nothing was measured.
-
-    The curve ends with the last round of the shortest run.
-    """
+def _curve(entry: ReportEntry, across: Quantity, up: Quantity, curves: int) -> svg.Series | None:
+    """Return a curve of the mean and range over the seeds, up to the last round of the shortest run, or None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -208,17 +202,17 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     y = np.stack([up.of(run)[:rounds] for run in runs])
     valid = np.isfinite(x) & (np.abs(y) < MAX_VALUE).all(0)
     if across is BYTES:
-        valid &= x > 0  # leave out rounds before the first byte was sent
+        valid &= x > 0  # so that the axis can be logarithmic
     if not valid.any():
         return None
     x, y = x[valid], y[:, valid]
     middle, low, high = y.mean(0).tolist(), y.min(0).tolist(), y.max(0).tolist()
     x = x.tolist()
     drawn = evenly_spaced(len(x), MAX_SEGMENTS)
-    shown = evenly_spaced(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
-    step = max(len(shown) // MARKERS_PER_LINE, 1)
-    # Start the markers of each curve at a different point, so that the markers do not overlap.
-    marked = set(shown[entry.style * step // lines :: step])
+    shown = evenly_spaced(len(x), max(MIN_POINTS_OF_CURVE, MAX_POINTS // curves))
+    step = max(len(shown) // MARKERS_PER_CURVE, 1)
+    # The first marker of each curve is at a different point, so that markers do not overlap.
+    marked = set(shown[entry.style * step // curves :: step])
     points = []
     for i in shown:
         spread = f" ({up.show(low[i])} to {up.show(high[i])})" if len(runs) > 1 else ""
@@ -230,7 +224,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
-    """Return an axis that covers all data series in `drawn`."""
+    """Return an axis for all data series in `drawn`."""
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]
     if across:

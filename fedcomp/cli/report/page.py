@@ -1,4 +1,4 @@
-"""Write reports as self-contained HTML files without scripts, for the command `fedcomp report` and at the end of runs."""
+"""Reports as self-contained HTML files without scripts, which `fedcomp report` writes, and each run when it ends."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ...runs import groups as groups_of
 from ..comparison.alternatives import alternatives
 from ..results import FRONT, cells, legend, mean_or_none, parse_accuracy, results
 from . import svg
-from .charts import Panel, ReportLine, curves, finals, panels
+from .charts import Panel, ReportEntry, curve_charts, final_charts, panels
 from .verdict import verdict
 
 REPORT = "report.html"
@@ -24,13 +24,13 @@ AT_PORT, SIMULATED = "ratio at the port", "simulated"  # titles of columns
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, and print the report's absolute path. Each folder belongs to a run or to a comparison.
+    """Write the report on the runs and comparisons in `folders`, and print the absolute path of the report.
 
     Raises UserError if a run cannot be read or the report cannot be written.
     """
     accuracy = parse_accuracy(target)
     default = folders[0] if len(folders) == 1 else Path()
-    runs: dict[Path, Path] = {}  # by resolved path
+    runs: dict[Path, Path] = {}  # resolved path → path as given
     for run in (run for folder in folders for run in _runs_in(folder)):
         if runs.setdefault(run.resolve(), run) is not run:
             raise UserError(f"the run folder {run} is given twice; give each run once")
@@ -40,10 +40,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return `folder` itself if it is a run folder.
-
-    If `folder` belongs to a comparison, return the folders of its runs that were started, in order.
-    """
+    """Return the started runs of the comparison in `folder`, or `folder` itself if it contains no comparison."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -66,16 +63,15 @@ def write(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report on groups of runs to the file `page`, or raise RunFolderError. See `html` for `target` and `failed`."""
+    """Write the report that `html` returns to the file `page`. Raises RunFolderError if the file cannot be written."""
     text = html(groups, target, failed)
     with os_errors(RunFolderError, f"{page} cannot be written", "give another --out"):
         page.parent.mkdir(parents=True, exist_ok=True)
-        # The umask further restricts the file mode 0o666.
-        durable_files.replace(page, [text.encode()], 0o666)
+        durable_files.replace(page, [text.encode()], 0o666)  # the umask restricts this mode
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html to the folder of a run that has ended, unless the run wrote nothing. On an error, call `warn` with the message."""
+    """Write report.html to the folder of a run that has ended, unless the run wrote nothing. Errors are passed to `warn`."""
     if (folder / RUN_FILE).is_file():
         try:
             write(groups_of([load(folder)]), folder / REPORT, target)
@@ -133,7 +129,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
-    """Return HTML with charts side by side, each with its caption, followed by the HTML `more`."""
+    """Return HTML with charts (title, <svg>) side by side, followed by the HTML `more`."""
     figures = ""
     for title, picture in drawn:
         caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
@@ -141,8 +137,8 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
     return f'<div class="charts">{figures}{more}</div>' if figures or more else ""
 
 
-def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
-    """Return HTML with the charts of final accuracy or loss against bytes, and with the legend of all charts."""
+def _front(drawn: Sequence[Panel], rows: Sequence[ReportEntry]) -> str:
+    """Return the charts of final accuracy or loss against bytes, and the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
         f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
@@ -155,16 +151,16 @@ def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
             "<span>Pareto front</span></li>"
         )
     many = " many" if len(names) > MAX_LEGEND_COLUMN else ""
-    return _charts(finals(drawn), f'<ul class="legend{many}">{items}</ul>')
+    return _charts(final_charts(drawn), f'<ul class="legend{many}">{items}</ul>')
 
 
 def _breakable(name: str) -> str:
-    """Escape a name and allow line breaks after its commas."""
+    """Escape a name, and allow line breaks after its commas."""
     return escape(name).replace(",", ",<wbr>")
 
 
 def _curves(panel: Panel, all_panels: Sequence[Panel]) -> str:
-    charts = "".join(_charts(row) for row in curves(panel, all_panels))
+    charts = "".join(_charts(row) for row in curve_charts(panel, all_panels))
     title = f"<h3>{escape(panel.title)}</h3>" if panel.title and charts else ""
     return title + charts
 
@@ -198,7 +194,7 @@ def _table(head: Sequence[Cell | str], rows: Iterable[Sequence[Cell | str]]) -> 
     return f'<div class="wide" tabindex="0"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
-def _results(rows: Sequence[ReportLine], target: float | None) -> str:
+def _results(rows: Sequence[ReportEntry], target: float | None) -> str:
     lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
     compared, notes = len(rows) > 1, any(line.note for line in lines)
     more = [*dict.fromkeys(title for run in runs for title in _more_numbers(run))]
@@ -219,11 +215,10 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _more_numbers(run: Run) -> dict[str, float | None]:
-    """Return a run's values for the optional columns of a report, by column title.
+    """Return a run's values for the optional columns of the table of results, by column title.
 
-    - For a deployment: the compression ratio at the server's port, which is bytes in float32 divided by bytes of TCP payload.
-    - The last values of the task's own metrics, and of the metrics that clients reported.
-    - For a run with a virtual network: the simulated seconds.
+    The values are the ratio of float32 bytes to TCP payload at the server's port (only in deployments), the last values of the task's own
+    metrics and of the clients' metrics, and the simulated seconds (only with a virtual network).
     """
     numbers: dict[str, float | None] = {}
     wire = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out) if n is not None]
@@ -240,7 +235,7 @@ def _more_numbers(run: Run) -> dict[str, float | None]:
 
 
 def _mean_text(title: str, group: Group) -> str:
-    """Format the mean of a number over the runs of a group."""
+    """Format the mean of an optional column over the runs of a group."""
     value = mean_or_none(_more_numbers(run).get(title) for run in group.runs)
     if value is None:
         return NOTHING
@@ -250,7 +245,7 @@ def _mean_text(title: str, group: Group) -> str:
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return HTML with a table of options that differ between runs, and a table of the other options and of values that fedcomp chose."""
+    """Return a table of the options that differ between runs, and a table of the other options and of values that fedcomp chose."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}
@@ -312,7 +307,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _runs(groups: Sequence[Group]) -> Iterator[tuple[Cell, Run]]:
-    """Yield each run with a table cell that contains the name of the run."""
+    """Yield (table cell with the name of the run, run)."""
     for group in groups:
         for run in group.runs:
             seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""

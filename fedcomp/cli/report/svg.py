@@ -1,7 +1,7 @@
 """Axes, markers and charts as <svg> elements.
 
-A chart is as wide as the screen of a phone, with one SVG unit per pixel. Colours are CSS variables of the page. While the mouse pointer is
-over a point, CSS shows the point's value above the chart.
+A chart is as wide as the screen of a phone, with one SVG unit per pixel. The colours are CSS variables. While the mouse pointer is over a
+point, CSS shows the point's value above the chart.
 """
 
 import math
@@ -12,8 +12,8 @@ from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot, in pixels
-LEGEND, ROW = 300, 16  # width of a legend, and height of each entry, in pixels
-LETTER = 7.2  # width of a character of 12 px in a wide font
+LEGEND, ROW = 300, 16  # width of a legend, and height of each of its rows, in pixels
+LETTER = 7.2  # width of a character in a wide font of 12 px
 MARGIN = 0.05  # margin at both ends of an axis, as a fraction of the range of values
 
 COLOURS = 8  # number of colours, --c0 to --c7 in style.css
@@ -33,19 +33,19 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a chart: its label, a function that formats tick labels, and the mapping of values between `low` and `high` to pixels.
+    """An axis of a chart, which maps values from `low` to `high` to pixels from `start` to `end`.
 
     If `log` is true, the axis is logarithmic: values are positive, and `low` and `high` are decimal logarithms.
     """
 
     label: str
-    tick: Callable[[float], str]
+    tick: Callable[[float], str]  # formats the label of a tick
     low: float
     high: float
     start: float  # pixels
     end: float
     log: bool = False
-    whole: bool = False  # only integers get a tick mark
+    whole: bool = False  # only integers get a tick
 
     @classmethod
     def around(
@@ -58,7 +58,7 @@ class Axis:
         log: bool = False,
         whole: bool = False,
     ) -> "Axis":
-        """Return an axis that covers all values with a margin. The axis is horizontal if `across`, else vertical."""
+        """Return an axis for `values` with a margin at both ends. The axis is horizontal if `across`, else vertical."""
         start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
         low, high = min(values), max(values)
         if log:
@@ -71,7 +71,7 @@ class Axis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return the positions of about `count` ticks, which are round numbers."""
+        """Return about `count` round numbers as the values of the ticks."""
         low, high = self.low, self.high
         if self.log:
             decades = range(math.ceil(low), math.floor(high) + 1)
@@ -93,31 +93,28 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` contains HTML attributes with exact numbers."""
+    """A data point of a chart."""
 
     x: float
     y: float
-    text: str
+    text: str  # shown while the mouse pointer is over the point
     marked: bool = True  # whether the point has a visible marker
-    data: str = ""
+    data: str = ""  # HTML attributes with exact numbers
 
 
 @dataclass(frozen=True)
 class Series:
-    """A data series of a chart: points and a line of the same style.
-
-    `band` contains (x, lowest value, highest value) for each x, drawn as an area, or as a vertical line if there is only one x. If `ring`
-    is set, circles are drawn around the points. `faint` fades the series, and `size` scales its markers.
-    """
+    """A data series of a chart: points and a line of the same style."""
 
     name: str
     style: int
     points: Sequence[Point]
     line: Sequence[tuple[float, float]] = ()
+    # (x, lowest value, highest value) for each x, drawn as an area, or as a vertical line if there is only one x.
     band: Sequence[tuple[float, float, float]] = ()
-    ring: bool = False
-    faint: bool = False
-    size: float = 1.0
+    ring: bool = False  # draw circles around the points
+    faint: bool = False  # fade the series
+    size: float = 1.0  # scale of the markers
 
 
 def dashes(style: int) -> str:
@@ -126,7 +123,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of a line style, such as `s s9 c1`. `s` and `s9` are for highlighting, and `c1` sets the colour."""
+    """Return the CSS classes of a line style, such as `s s9 c1`: `s` and `s9` are for highlighting, and `c1` sets the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 
@@ -136,7 +133,7 @@ def marker(style: int, x: float, y: float, size: float = 1.0) -> str:
 
 
 def markers() -> str:
-    """Return an <svg> element that defines the marker shapes for all charts."""
+    """Return an <svg> element that defines the shapes of the markers for all charts of a page."""
     shapes = "".join(f'<path id="m{i}" d="{path}"/>' for i, path in enumerate(MARKERS))
     return (
         f'<svg width="0" height="0" class="shapes" aria-hidden="true"><defs>{shapes}</defs></svg>'
@@ -144,7 +141,7 @@ def markers() -> str:
 
 
 def swatch(style: int) -> str:
-    """Return an <svg> element that shows the line and the marker of a style, for legends and tables."""
+    """Return a line and a marker of a style as an <svg> element, for legends and tables."""
     return (
         f'<svg class="swatch c{style % COLOURS}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">'
         f'<path class="line" d="M1 7H33"{dashes(style)}/>{marker(style, 17, 7)}</svg>'
@@ -158,7 +155,7 @@ def chart(
     series: Sequence[Series],
     front: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Return a chart as an <svg> element. `front` lists the corners of the Pareto front."""
+    """Return a chart as an <svg> element. `front` contains the corners of the Pareto front."""
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
         f"{_plot(across, up, series, front)}</svg>"
@@ -182,7 +179,6 @@ def picture(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str
 
 
 def style_sheet() -> str:
-    """Return the CSS of charts and reports."""
     return resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
 
 
@@ -247,7 +243,7 @@ def _series(one: Series, x: Axis, y: Axis) -> str:
 
 
 def _tip(name: str, text: str) -> str:
-    """Return the <text> element that appears while the mouse pointer is over a point: a name and a line of values."""
+    """Return the <text> element that appears while the mouse pointer is over a point."""
     longest = int((WIDTH - 8) / LETTER)
     name = name if len(name) <= longest else name[: longest - 1] + "…"
     return (

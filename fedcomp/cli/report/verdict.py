@@ -1,11 +1,11 @@
-"""Sentences at the top of a report, as HTML, that recommend one of the compared configurations."""
+"""Sentences at the top of a report, as HTML, that recommend one of the configurations."""
 
 from collections.abc import Sequence
 from html import escape
 from math import isfinite
 
 from ...formatting import decimal, human_bytes, three_digits
-from .charts import Panel, ReportLine
+from .charts import Panel, ReportEntry
 
 # Maximum difference of accuracy, or relative difference of loss, at which a result counts as close to the best result.
 CLOSE = 0.05
@@ -13,7 +13,7 @@ MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return an HTML text of a few sentences about each panel: results, recommendation and failures."""
+    """Return a few sentences about each panel: results, recommendation and failures."""
     sentences = []
     for panel in panels:
         entries = panel.entries
@@ -34,30 +34,30 @@ def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
     return sentences
 
 
-def _single(entry: ReportLine, target: float | None) -> str:
-    line, runs = entry.result, entry.group.runs
+def _single(entry: ReportEntry, target: float | None) -> str:
+    result, runs = entry.result, entry.group.runs
     subject = "The run" if len(runs) == 1 else f"The mean of {len(runs)} seeds"
-    text = f"{subject} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
-    if not line.rounds:
+    text = f"{subject} reaches {_quality(entry)} in {result.rounds:g} rounds with {_cost(entry)}."
+    if not result.rounds:
         text = "No round is done yet."
-    elif not isfinite(line.rank):
-        text = f"{subject} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
-    if target is not None and line.rounds:
-        if line.bytes_to_target is None:
+    elif not isfinite(result.rank):
+        text = f"{subject} sends {_cost(entry)} in {result.rounds:g} rounds; nothing was evaluated."
+    if target is not None and result.rounds:
+        if result.bytes_to_target is None:
             return f"{text} It does not reach {100 * target:g} %."
-        cost = f"{line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}"
+        cost = f"{result.rounds_to_target:g} rounds with {_bytes(result.bytes_to_target)}"
         text += f" It reaches {100 * target:g} % in {cost}."
     return text
 
 
-def _best(good: Sequence[ReportLine]) -> tuple[ReportLine, str]:
+def _best(good: Sequence[ReportEntry]) -> tuple[ReportEntry, str]:
     """Return the best result, and the first part of a sentence about it."""
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
     return best, f"{_name(best)} is the {most} at {_quality(best)} with"
 
 
-def _recommendation(good: Sequence[ReportLine]) -> str:
+def _recommendation(good: Sequence[ReportEntry]) -> str:
     """Return a sentence about the best result, and about the cheapest result that is close to the best."""
     best, best_text = _best(good)
     cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
@@ -74,7 +74,7 @@ def _recommendation(good: Sequence[ReportLine]) -> str:
     return f"{reaches}; {best_text} {_bytes(best.result.sent_bytes)}."
 
 
-def _cheapest_to(target: float, good: Sequence[ReportLine]) -> str:
+def _cheapest_to(target: float, good: Sequence[ReportEntry]) -> str:
     """Return a sentence about the result that reaches the target accuracy with the fewest bytes, and about the best result."""
     best, best_text = _best(good)
     reached = [(cost, e) for e in good if (cost := e.result.bytes_to_target) is not None]
@@ -88,11 +88,8 @@ def _cheapest_to(target: float, good: Sequence[ReportLine]) -> str:
     return f"{text}; {best_text} {_cost(best)}."
 
 
-def _range(good: Sequence[ReportLine]) -> str:
-    """Return a sentence that names the best and the worst of all results.
-
-    The sentence recommends no configuration, because the runs solve different learning problems.
-    """
+def _range(good: Sequence[ReportEntry]) -> str:
+    """Return a sentence about the best and the worst result, without a recommendation, because their learning problems differ."""
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
     if worst is best:
         return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}."
@@ -102,7 +99,7 @@ def _range(good: Sequence[ReportLine]) -> str:
     )
 
 
-def _failures(entries: Sequence[ReportLine]) -> str:
+def _failures(entries: Sequence[ReportEntry]) -> str:
     failed = [e for e in entries if e.result.note]
     if len(entries) == 1 and failed:
         note = failed[0].result.note.rstrip(".")
@@ -113,24 +110,24 @@ def _failures(entries: Sequence[ReportLine]) -> str:
     return "".join(text)
 
 
-def _name(entry: ReportLine) -> str:
+def _name(entry: ReportEntry) -> str:
     return f"<code>{escape(entry.name)}</code>"
 
 
-def _quality(entry: ReportLine) -> str:
-    line = entry.result
-    if line.accuracy is None:
-        return f"a loss of {decimal(line.loss)}"
-    spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.1f}"
-    return f"{100 * line.accuracy:.1f}{spread}\u00a0%"
+def _quality(entry: ReportEntry) -> str:
+    result = entry.result
+    if result.accuracy is None:
+        return f"a loss of {decimal(result.loss)}"
+    spread = "" if result.accuracy_spread is None else f" ± {100 * result.accuracy_spread:.1f}"
+    return f"{100 * result.accuracy:.1f}{spread}\u00a0%"
 
 
-def _cost(entry: ReportLine) -> str:
-    line, text = entry.result, _bytes(entry.result.sent_bytes)
-    dense = "float32 both ways" if line.baseline is None else "the uncompressed run"
-    if line.ratio is None or 0.95 < line.ratio < 1.05:
+def _cost(entry: ReportEntry) -> str:
+    result, text = entry.result, _bytes(entry.result.sent_bytes)
+    dense = "float32 both ways" if result.baseline is None else "the uncompressed run"
+    if result.ratio is None or 0.95 < result.ratio < 1.05:
         return text
-    factor, word = (line.ratio, "less") if line.ratio > 1 else (1 / line.ratio, "more")
+    factor, word = (result.ratio, "less") if result.ratio > 1 else (1 / result.ratio, "more")
     return f"{text}, {three_digits(factor)} times {word} than {dense}"
 
 

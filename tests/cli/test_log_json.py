@@ -3,24 +3,11 @@
 import json
 from pathlib import Path
 
+from command_line import error_message, fedcomp
 from deployment import TASK, free_port
-from test_main import fedcomp, sentence
 
-SIM = (
-    "sim",
-    "--task",
-    TASK,
-    "--clients",
-    4,
-    "--rounds",
-    2,
-    "--engine",
-    "serial",
-    "--device",
-    "cpu",
-    "--batch-size",
-    10,
-)
+OPTIONS = "--clients 4 --rounds 2 --engine serial --device cpu --batch-size 10".split()
+SIM = ("sim", "--task", TASK, *OPTIONS)
 
 
 def test_a_simulation_prints_json_in_place_of_plain_lines(tmp_path):
@@ -49,7 +36,7 @@ def test_what_a_task_prints_is_not_in_the_log(tmp_path):
         f"from {Path(path).stem} import {name} as task\nprint('imported')\n"
     )
     done = fedcomp(
-        *("sim", "--task", f"{file}:task", *SIM[3:]), "--out", tmp_path / "run", "--log-json", "-"
+        *("sim", "--task", f"{file}:task", *OPTIONS), "--out", tmp_path / "run", "--log-json", "-"
     )
     assert done.exit_code == 0 and "imported" in done.stderr
     assert json.loads(done.stdout.splitlines()[0])["event"] == "started"
@@ -63,9 +50,9 @@ def test_with_a_log_file_plain_lines_are_still_printed(tmp_path):
     assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["event"] == "finished"
 
 
-def test_an_invalid_port_is_refused_in_one_sentence():
+def test_an_invalid_port_is_refused_in_one_error_message():
     assert (
-        sentence(fedcomp("sim", "--metrics-port", 65536))
+        error_message(fedcomp("sim", "--metrics-port", 65536))
         == "--metrics-port is 65536; give at most 65535"
     )
 
@@ -73,20 +60,8 @@ def test_an_invalid_port_is_refused_in_one_sentence():
 def test_the_json_log_has_the_reason_why_a_client_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     where = f"127.0.0.1:{free_port()}"
-    words = (
-        "client",
-        "--insecure",
-        "--server",
-        where,
-        "--client-id",
-        0,
-        "--task",
-        TASK,
-        "--device",
-        "cpu",
-        "--patience",
-        0.1,
-    )
+    words = ("client", "--server", where, "--task", TASK)
+    words += (*"--insecure --client-id 0 --device cpu --patience 0.1".split(),)
     done = fedcomp(*words, "--log-json", "-")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert (
@@ -100,4 +75,4 @@ def test_the_json_log_has_the_reason_why_a_client_stopped(tmp_path, monkeypatch)
         and where in done.stderr
     )
     done = fedcomp(*words, "--log-json", "absent/log")
-    assert sentence(done).startswith("--log-json absent/log cannot be written")
+    assert error_message(done).startswith("--log-json absent/log cannot be written")
