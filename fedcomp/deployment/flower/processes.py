@@ -54,10 +54,14 @@ def run(
     command: Sequence[str], home: Path, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Flower command until it ends."""
-    silent, env = subprocess.DEVNULL, environment(home)
-    words = [script(command[0], env), *command[1:]]
+    env = environment(home)
     return subprocess.run(
-        words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
+        [script(command[0], env), *command[1:]],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -67,9 +71,9 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
+    """Return the command-line options for a SuperLink at `host:port`, and the address of its Control API.
 
-    Older versions of Flower use a port for each API, and newer versions use one port for all APIs.
+    Older versions of Flower use one port for each API, and newer versions use one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -95,10 +99,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in its own session, so that Ctrl-C in the terminal does not reach the command.
-
-    Append the command's output to `log`.
-    """
+    """Start a Flower command with its output in `log`. It runs in its own session, so that Ctrl-C in the terminal does not reach it."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -120,9 +121,9 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, or kill the process if it still runs after 5 s, and kill the other processes of its group.
+    """Terminate a process, or kill it if it still runs after 5 s, and kill the other processes of its group.
 
-    On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
+    Flower's SuperLink starts processes in other groups. On Linux, descendants that still run another 5 s later are killed too.
     """
     descendants = _descendants(process.pid)
     try:

@@ -354,9 +354,9 @@ FAULTS = {
     "zero weight": with_metrics(loss=1.0, **{"num-examples": 0}),
     "a weight that is not a number": with_metrics(loss=1.0, **{"num-examples": float("nan")}),
     "other metrics": with_metrics(**{"num-examples": 3, "other": 1.0}),
-    "no buffers": with_parcel(heads="[]", bodies=[]),
-    "malformed buffers": with_parcel(bodies=[b"x", b"y"]),
-    "headers that are not JSON": with_parcel(heads="{"),
+    "no buffers": with_parcel(array_headers="[]", array_data=[]),
+    "malformed buffers": with_parcel(array_data=[b"x", b"y"]),
+    "headers that are not JSON": with_parcel(array_headers="{"),
     "a key that is in use": with_parcel(record="metrics"),
 }
 
@@ -559,5 +559,5 @@ def test_a_strategy_that_sends_a_node_two_messages_is_refused(federation):
         def configure_train(self, *given):
             return [*super().configure_train(*given), *super().configure_train(*given)]
 
-    with pytest.raises(ConfigError, match="two messages in one round"):
+    with pytest.raises(ConfigError, match="two messages in one phase"):
         Compressed(Twice(**QUIET)).configure_train(1, initial(), ConfigRecord(), federation.grid)

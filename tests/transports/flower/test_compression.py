@@ -169,7 +169,9 @@ def test_an_app_that_returns_no_model_is_a_reason_for_rejection(tmp_path):
 
         return app
 
-    assert "returned 0 ArrayRecords with the names and shapes of the arrays" in refused(make)
+    assert "returned 0 ArrayRecords with the names and shapes of the received arrays" in refused(
+        make
+    )
 
 
 def test_the_error_for_a_damaged_state_names_its_file(tmp_path):
