@@ -162,7 +162,7 @@ class ClientProcess:
         setup = next(iter(self.clients.values())).client.setup
         with setup.shared.lock:  # no other thread may use torch's random generator during model()
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
-        self.batch = max(1, STACK_BYTES // (4 * self.numel))
+        self.at_once = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         # By text of a queued log message: the clients that logged it, the message, and when to print it (`time.monotonic()`).
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
@@ -200,11 +200,11 @@ class ClientProcess:
     # Methods that run in the thread that calls `run`.
 
     def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
-        """Answer up to `batch` queued requests. Wait up to `timeout_s` seconds for the first request."""
+        """Answer up to `at_once` queued requests. Wait up to `timeout_s` seconds for the first request."""
         requests: list[Request] = []
         with suppress(queue.Empty):
             requests.append(self._requests.get(timeout=timeout_s))
-            while len(requests) < self.batch:
+            while len(requests) < self.at_once:
                 requests.append(self._requests.get_nowait())
         assigned: list[tuple[Request, Assignment]] = []
         for request in requests:

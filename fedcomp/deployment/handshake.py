@@ -220,8 +220,8 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
-            f"with strategy '{config.strategy}', clients train on each other's data, but this client has only its own data; give it "
-            "--partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
+            f"with strategy '{config.strategy}', clients train on each other's data, but this client has only its own data; give "
+            "this client --partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
         )
     return _shards(config, setup)[0]
 

@@ -5,6 +5,8 @@ import socket
 
 from ..errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the host's first IPv4 address, or else its first IPv6 address. `::` means all addresses.

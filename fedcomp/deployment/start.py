@@ -44,7 +44,7 @@ from ..transports.relays import warn_if_inexact
 from .client_traffic import ClientTraffic
 from .connected_clients import ConnectedClients
 from .handshake import pack_options
-from .ports import listen
+from .ports import LOOPBACK, listen
 
 ENGINE = "deployed"  # value of `engine` in the [resolved] table of config.toml
 INSECURE = (
@@ -61,7 +61,6 @@ SIMULATION_ONLY = {
     "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
-LOOPBACK = "127.0.0.1"
 # The largest report has UPDATE_BYTES per parameter for an uncompressed update, BALLOT_BYTES per parameter and client of a round for sealed
 # ballots (encrypted votes), and SPARE_BYTES.
 UPDATE_BYTES, BALLOT_BYTES, SPARE_BYTES = 8, 1 / 4, 1 << 20

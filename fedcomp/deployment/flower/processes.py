@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from ...errors import FedcompError
 from ...keys.connection import join_address
+from ..ports import LOOPBACK, listen
 
-LOOPBACK = "127.0.0.1"
 STOP_S = 5.0  # time for a process to end before it is killed
 HELP_S = 60.0  # time limit of a command with --help
 PR_SET_PDEATHSIG = 1  # prctl option of Linux: kill a process when its parent ends
@@ -29,7 +28,7 @@ def script(name: str, env: dict[str, str]) -> str:
     command = shutil.which(name, path=env["PATH"])
     if command is None:
         raise FedcompError(
-            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
+            f"the command {name} is not installed; install it with: {sys.executable} -m pip install flwr"
         )
     return command
 
@@ -158,6 +157,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    with listen(LOOPBACK, 0) as listener:
+        return listener.getsockname()[1]

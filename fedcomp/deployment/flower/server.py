@@ -21,10 +21,10 @@ from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
 from ...server.option_callbacks import with_option_callbacks
+from ..ports import LOOPBACK
 from ..start import Endpoint, refuse_ports_in_use, refuse_simulation_options
 from . import processes
 from .events import EventReader
-from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
 START_S = 60.0  # time limit for the SuperLink to open its port

@@ -162,7 +162,7 @@ class Model:
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
-                "the strategy returned arrays with other names or shapes than the model's arrays"
+                "the strategy's aggregate has arrays with other names or shapes than the model; return arrays like those of the model"
             )
         update = self.layout.vector(arrays).sub_(self._received())
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
