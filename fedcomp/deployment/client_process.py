@@ -162,6 +162,7 @@ class ClientProcess:
         setup = next(iter(self.clients.values())).client.setup
         with setup.shared.lock:  # no other thread may use torch's random generator during model()
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
+        # Largest number of clients that train together.
         self.at_once = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         # By text of a queued log message: the clients that logged it, the message, and when to print it (`time.monotonic()`).

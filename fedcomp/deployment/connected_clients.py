@@ -1,4 +1,4 @@
-"""The clients of a deployment. A round waits until enough are connected. A callback receives which clients join, leave or are missing."""
+"""The clients of a deployment: a round waits until enough clients are connected. Joining, leaving and missing clients are reported."""
 
 import time
 from collections import Counter
@@ -26,11 +26,10 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._rounds = 0  # rounds that have begun
         self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
-        # By client that missed a deadline: the first round in which it may take part after it has reconnected.
+        # By client that has missed a deadline: the first round in which it may take part if it has reconnected.
         self._readmission: dict[int, int] = {}
-        self._reconnected: set[int] = (
-            set()
-        )  # clients that have reconnected but must still skip rounds
+        # Clients that have reconnected but must still skip rounds.
+        self._reconnected: set[int] = set()
         self._last_cohort: Sequence[int] = ()  # the clients from which the last cohort was drawn
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported

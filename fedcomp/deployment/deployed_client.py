@@ -25,9 +25,7 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"  # entries of a stored state
 KEY_FILE = "key.bin"  # file in the state folder
-SIGNED = (
-    "signed/"  # prefix of entries in the signature log: signed/3 has the signatures of client 3
-)
+SIGNED = "signed/"  # prefix of entries in the signature log; signed/3: signatures of client 3
 
 
 class DeployedClient:
@@ -181,7 +179,7 @@ class DeployedClient:
         return report
 
     def _key_of(self, report: Report) -> tuple[int, str, str, str] | None:
-        """Return the value of `_answered` for a report on the last assignment."""
+        """Return the value of `_answered` for a report on the last assignment: None if the report has no update."""
         if report.kind != UPDATE:
             return None
         return report.round, report.phase, report.version, self._inputs

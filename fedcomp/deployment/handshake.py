@@ -46,7 +46,7 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # limit of the size of the updates that a process holds at once
+STACK_BYTES = 64 << 20  # size limit of the updates that a process holds at once
 
 T = TypeVar("T")
 

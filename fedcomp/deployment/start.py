@@ -313,7 +313,7 @@ class Deployment(ServerRun):
             warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         reported = {client.client: client.metrics for client in record.by_client}
         wire, clients = self.client_traffic.take(result, reported)
-        # `clients` does not count bytes that were not sent to disconnected clients.
+        # Broadcasts that could not be sent to a disconnected client do not count.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,

@@ -1,9 +1,9 @@
 """Addition of encoded updates (frames) at relays. A relay is a process that forwards messages between the server and a group of clients.
 
 With --relays, a relay sends the server the sum of its clients' frames, to save bandwidth. The codec must be linear, because a relay adds
-frames without decoding them. The server still receives one report per client, because it tells each client whether its update was accepted.
-One report carries the sum, and the others carry no frame. The server divides the sum by the number of updates, so all clients have the same
-weight.
+frames without decoding them. The server still receives one report per client, because the server must tell each client whether its update
+was accepted. One report carries the sum, and the others carry no frame. The server divides the sum by the number of updates, so all clients
+have the same weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,8 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
-RELAY = "relay"  # value of `stage` if an update cannot be added, or is lost because a sum that contains it is lost
+# `stage` of a failure or loss: a relay could not add the update, or the server did not accept a sum that contains the update.
+RELAY = "relay"
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
@@ -67,9 +68,9 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Add frames in groups of frames that can be added. Return the sum of the largest group, and the reason for each frame outside it.
+    """Divide frames into groups that can be added. Return the sum of the largest group.
 
-    The reasons are a mapping from the frame's index.
+    Also return the reason why a frame is not in this sum, by index of the frame.
     """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}

@@ -112,7 +112,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages with the broadcasts that each receiver missed in place of the model."""
+        """Return the wrapped strategy's messages. In each one, the broadcasts that its receiver missed replace the model."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -140,7 +140,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages with the broadcasts that each receiver missed in place of the model."""
+        """Return the wrapped strategy's messages. In each one, the broadcasts that its receiver missed replace the model."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -252,7 +252,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the metric by which a strategy, or else the strategy that it wraps, weights replies. Return "" if there is none."""
+    """Return the name of the metric with which a strategy weights replies, or "". A wrapper may have the metric of its strategy."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

@@ -1,4 +1,4 @@
-"""The model of the server's side of `compression_mod`, with its past broadcasts.
+"""The server's model in a run with `compression_mod`, and its past broadcasts.
 
 In each round, the server decodes the model x_i of each client i and updates the weights W that the clients have:
 
@@ -55,9 +55,8 @@ class Model:
     # Values that identify the run in each message. Clients ignore their stored states of other runs.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of its last accepted update
-    versions: dict[int, str] = field(
-        default_factory=dict
-    )  # by client: model version in its last report
+    # By client: the model version in its last report.
+    versions: dict[int, str] = field(default_factory=dict)
 
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the current model."""
@@ -155,7 +154,7 @@ class Model:
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Move the model to the strategy's result, as far as the encoded broadcast of this step does.
+        """Change the model towards the strategy's result by a broadcast, which may contain only a part of the change.
 
         Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes. On an error, the model does not
         change.
@@ -172,7 +171,7 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return the reason for each reply, by index, that cannot be averaged with the others. In Flower, such a reply would end the run.
+    """Return why replies cannot be averaged with most other replies, by index. Flower itself would end the run at such a reply.
 
     A reply needs one MetricRecord with a positive metric `weight` and, if `trained`, one ArrayRecord. The records and metrics must have the
     same names as in most replies.

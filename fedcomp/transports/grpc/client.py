@@ -101,7 +101,7 @@ class GrpcConnection:
     async def send(self, answer: Presence | Report) -> None:
         """Answer the server's invitation with a Presence, or the last assignment that `messages` yielded with a Report.
 
-        Returns and raises as `write` does.
+        Returns and raises errors as `write` does.
         """
         if isinstance(answer, Presence):
             assert self._invitation is not None

@@ -177,7 +177,7 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                # An older connection of the client than `connections` names has already ended.
+                # If the message is about an older connection of the client, that connection has already ended.
                 if self.connections.get(client) == connection:
                     self.port.disconnect(client, refused)
             case Refused():

@@ -132,8 +132,8 @@ class ConnectedRelay:
         # Queued assignments by sequence number. They are encoded when gRPC can send them, so that a relay that reads nothing cannot fill
         # the server's memory with encoded assignments.
         self._queued: dict[int, PendingAssignment] = {}
-        # By client: number of unanswered assignments. More late answers than this cause no events, so that a malicious relay cannot fill
-        # the server's memory with events.
+        # By client: number of unanswered assignments. Late answers beyond this number cause no events, so that a malicious relay cannot
+        # fill the server's memory with events.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
@@ -238,7 +238,7 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay, with the same attributes as the `Stream` of a directly connected client.
+    """A client that has joined through a relay. The port uses it in place of the `Stream` of a directly connected client.
 
     `connection`: the number that the relay gave the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """

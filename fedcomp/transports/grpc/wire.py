@@ -248,7 +248,10 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages that carry a message: one, or a BEGIN message and parts. Parts of a large frame contain no other data."""
+    """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts for a message larger than PART_BYTES.
+
+    Parts of a large frame contain no other data.
+    """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
