@@ -64,13 +64,13 @@ def new_loop(config):
 
 
 def rounds(loop, population, numbers):
-    """Run rounds with the clients of a population."""
+    """Run the rounds `numbers` with the clients of a population."""
     loop.transport.population = population
     return loop.rounds(numbers)
 
 
 def setup_of(client, **changes):
-    """Return the settings of a client."""
+    """Return the ClientSetup of a client."""
     return dataclasses.replace(ClientSetup(task, DATA, CPU, client, client), **changes)
 
 

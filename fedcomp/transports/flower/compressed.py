@@ -121,19 +121,19 @@ class Compressed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the wrapped strategy aggregate the clients' models. Return the model that clients will have after the next broadcast."""
-        exchange = self._exchanges.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
+        exchange = self._exchanges[TRAIN]
         opened = self._open(exchange, replies)
         arrays, metrics = self._hooks["aggregate_train"](server_round, opened)
-        if arrays is not None and self.model is not None:
+        if arrays is not None:
             nodes = [reply.metadata.src_node_id for reply in opened if not reply.has_error()]
             try:
-                self.model.advance(server_round, arrays)
+                exchange.model.advance(server_round, arrays)
             except NonFiniteError as error:
                 self._reject(exchange, nodes, f"the strategy's result cannot be used: {error}")
                 return None, None
-            self.model.accept(exchange, [node % IDS for node in nodes])
+            exchange.model.accept(exchange, [node % IDS for node in nodes])
             self._accepted += len(nodes)
-            arrays = self.model.arrays
+            arrays = exchange.model.arrays
         self._log_traffic(exchange)
         return arrays, metrics
 
@@ -146,7 +146,7 @@ class Compressed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        exchange = self._exchanges.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
+        exchange = self._exchanges[EVALUATE]
         metrics = self._hooks["aggregate_evaluate"](server_round, self._open(exchange, replies))
         self._log_traffic(exchange)
         return metrics
@@ -192,7 +192,7 @@ class Compressed(Strategy):
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         model = self._model_of(arrays)
-        exchange = self._exchanges[phase] = PhaseExchange(round, phase)
+        exchange = self._exchanges[phase] = PhaseExchange(round, phase, model)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
         messages = list(self._hooks[f"configure_{phase}"](round, model.arrays, config, grid) or [])
         for message in messages:
@@ -210,15 +210,15 @@ class Compressed(Strategy):
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if self.model is None or node not in exchange.assignments:
+            if node not in exchange.assignments:
                 others.append(reply)
                 continue
             try:
                 if reply.has_error():
-                    self.model.check_error(reply)
+                    exchange.model.check_error(reply)
                     others.append(reply)
                 else:
-                    self.model.open(reply, exchange)
+                    exchange.model.open(reply, exchange)
                     opened.append(reply)
             except FedcompError as error:
                 self._reject(exchange, [node], str(error))
@@ -230,16 +230,15 @@ class Compressed(Strategy):
 
     def _reject(self, exchange: PhaseExchange, nodes: Iterable[int], reason: str) -> None:
         for node in nodes:
-            self.rejections.setdefault((exchange.round, exchange.phase), []).append(
-                Rejection(node % IDS, "reply", reason)
-            )
+            rejection = Rejection(node % IDS, "reply", reason)
+            self.rejections[exchange.round, exchange.phase].append(rejection)
             log.warning("%s: the reply of client %d was rejected: %s", exchange.phase, node, reason)
             if exchange.phase == TRAIN:
                 self._last_rejection = f"client {node}: {reason}"
 
     def _log_traffic(self, exchange: PhaseExchange) -> None:
         """Log how many bytes a phase sent, and how many it would have sent without compression."""
-        dense = 4 * self.model.layout.vector_layout.numel if self.model else 0
+        dense = 4 * exchange.model.layout.vector_layout.numel
         traffic, phase = exchange.traffic, exchange.phase
         directions = [("down to", traffic.downlink, len(exchange.assignments))]
         if phase == TRAIN:

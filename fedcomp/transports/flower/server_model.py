@@ -37,6 +37,7 @@ class PhaseExchange:
 
     round: int
     phase: str
+    model: "Model"
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)  # nodes

@@ -15,7 +15,7 @@ INVITATION = Invitation("run", -1, "{}", "layout", "version")
 
 
 def app_of(claims: list[Presence]) -> ClientApp:
-    """Return an app whose nodes claim the presences of a list, by partition, and fail in every round."""
+    """Return an app that answers the invitation with `claims[partition]`, and every assignment with a failure."""
     app = ClientApp()
 
     @app.query("join")

@@ -137,7 +137,7 @@ def test_a_report_larger_than_the_limit(loop):
         assert any("client 0 sent a malformed message" in warning for warning in server.warnings)
 
 
-def test_a_report_of_another_round_is_left_to_the_round_loop(loop):
+def test_a_report_of_another_round_is_passed_to_the_round_loop(loop):
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0, lambda a: report(assignment(0, a.round + 1))))
         server.wait_for_clients(0)

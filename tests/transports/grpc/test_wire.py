@@ -46,7 +46,7 @@ def values(cls: type[WireMessage]) -> st.SearchStrategy:
 
 
 def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
-    """Send a message through its parts."""
+    """Split and assemble a message. Return its kind and a reader of its body."""
     assembly = wire.Assembly(1 << 30)
     wholes = [assembly.take(message) for message in wire.split(pieces)]
     assert wholes[:-1] == [None] * (len(wholes) - 1)
@@ -54,14 +54,14 @@ def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
 
 
 def sent_as(kind: wire.Kind, message: WireMessage, *invitation: Invitation) -> WireMessage:
-    """Send a message through its parts. Return the message that arrives."""
+    """Encode, split, assemble and decode a message."""
     got, reader = read(wire.encode(kind, message, *invitation))
     assert got is kind
     return wire.decode(kind, reader, *invitation)
 
 
 def same(one: WireMessage, other: WireMessage) -> bool:
-    """Return whether two messages have equal fields of equal types, 0.0 and -0.0 told apart."""
+    """Return whether two messages have equal fields of equal types. 0.0 and -0.0 are not equal."""
     return type(one) is type(other) and repr(one) == repr(other)
 
 
