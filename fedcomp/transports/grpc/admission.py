@@ -108,7 +108,10 @@ class Admission:
         elif settings.keys is not None:
             found = settings.keys.find(client.key.hash if client.key else b"")
             if found.client != client.client:
-                reason = found.reason or "this client showed the key of another client"
+                reason = (
+                    found.reason
+                    or "this client showed the key of another client; give each client its own enrolment"
+                )
         if reason:
             raise self.refusal("key", reason, retry=bool(settings.keys and settings.keys.problem))
         self._take_token(client.identity, f"client {client.client}")

@@ -107,7 +107,7 @@ def test_a_newer_stream_replaces_the_older(loop, enrolled, secure):
         server.wait_for_clients(1)
 
 
-def test_a_replaced_stream_with_an_open_assignment(loop):
+def test_the_newer_stream_of_a_client_receives_the_open_assignment(loop):
     slow = Slow(lambda a: None)
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0, slow))

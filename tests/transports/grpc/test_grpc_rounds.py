@@ -135,7 +135,7 @@ def test_deliveries_carry_the_time_of_arrival(loop):
 
 
 @needs_byte_counts
-def test_bytes_of_an_exchange(loop, enrolled, secure):
+def test_an_exchange_of_messages_adds_few_bytes_to_its_frames(loop, enrolled, secure):
     rounds, size = 10, 50
     with serving(3, **secure) as server:
         for client, own in enumerate(enrolled.credentials):
@@ -173,7 +173,7 @@ def test_traffic_of_ended_connections_is_kept(loop):
         assert server.transport.traffic().total.bytes_out >= traffic.total.bytes_out
 
 
-def test_figures(loop):
+def test_the_figures_of_a_port_count_clients_and_refusals(loop):
     with serving(2) as server:
         loop.start(attend(connect(server, 0), 0))
         loop.run(attend(connect(server, 7), 7))

@@ -114,7 +114,7 @@ def test_unexpected_messages_close_the_stream_with_a_reason(loop, messages):
         assert "the server received a malformed message" in refused.reason
 
 
-def test_a_report_larger_than_the_limit(loop):
+def test_a_report_larger_than_the_limit_ends_its_stream(loop):
     async def answer_too_much(connection: GrpcConnection):
         async with connection:
             async for message in connection.messages():
@@ -191,7 +191,7 @@ def test_a_client_that_joins_too_often_must_wait(loop):
 # TLS.
 
 
-def test_certificates_of_another_authority(loop, authority, enrolled, secure):
+def test_certificates_of_another_authority_are_refused(loop, authority, enrolled, secure):
     other = Authority()
     with serving(2, **secure) as server:
         loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
@@ -203,14 +203,16 @@ def test_certificates_of_another_authority(loop, authority, enrolled, secure):
         check_client_1(server)
 
 
-def test_a_key_that_is_not_enrolled(loop, authority, secure):
+def test_a_key_that_is_not_enrolled_is_refused(loop, authority, secure):
     with serving(2, **secure) as server:
         refused = loop.run(attend(connect(server, credentials=authority.client()), 0))
         assert refused == Refused("its key is not in the registry", False)
 
 
 @pytest.mark.deploy
-def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
+def test_connections_without_a_certificate_or_with_old_tls_are_refused(
+    authority, enrolled, tmp_path
+):
     """The server runs in a separate process, because fedcomp must set environment variables before gRPC is imported."""
     own = enrolled.credentials[0]
     (tmp_path / "its.crt").write_bytes(own.certificate)
@@ -235,7 +237,7 @@ def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
         assert not shake_hands(True, ssl.TLSVersion.TLSv1_2)
 
 
-def test_a_tls_client_at_a_plain_port(loop, enrolled):
+def test_a_client_with_tls_cannot_join_at_a_port_without_tls(loop, enrolled):
     with serving(3) as server:
         with pytest.raises(UnreachableError):
             loop.run(attend(connect(server, credentials=enrolled.credentials[0]), 0))
@@ -290,7 +292,7 @@ def test_rapid_stream_resets_do_not_disturb_others(loop):
         server.wait_for(lambda: server.transport.figures().streams == 1)
 
 
-def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
+def test_connections_that_are_reset_while_bytes_are_counted_do_not_disturb_others(loop):
     def reset_connections() -> None:
         for _ in range(250):
             with tcp(server) as reset, suppress(ConnectionError):

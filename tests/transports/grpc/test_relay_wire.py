@@ -160,7 +160,7 @@ def test_a_shared_frame_is_sent_once():
     assert later < 0.1 * len(broadcast)
 
 
-def test_announced_values_are_shared_too():
+def test_announced_values_of_several_assignments_are_sent_once():
     keys, cache, relay = b"k" * 100_000, FrameCache(), RelayEnd()
     sent = [(i, replace(assignment(i), announced=[b"keys", keys])) for i in range(10)]
     assert relay.take_all(UNTIL_ALL, sent, cache) == sent

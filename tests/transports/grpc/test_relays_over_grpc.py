@@ -406,7 +406,7 @@ def test_when_the_server_ends_its_relay_and_the_relays_clients_end(loop):
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to the server", "to a relay"])
-def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
+def test_a_client_that_moves_receives_its_open_assignment_again(loop, to_server):
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -444,7 +444,7 @@ def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
         assert not newer.done() and not server.left
 
 
-def test_a_client_that_moves_to_another_relay(loop):
+def test_a_client_that_moves_to_another_relay_receives_its_assignment_again(loop):
     slow = Slow(lambda a: None)
     with serving(1, relay_terms=terms(1)) as server:
         relays = [RelayEnd(loop, server.target) for _ in range(2)]
@@ -631,7 +631,11 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, secure):
         assert [client for client, _ in server.joined] == [0]
         assert all(isinstance(message, relay_wire.Disconnect) for message in disconnects)
         assert [(d.client, d.connection, d.refused.reason) for d in disconnects] == [
-            (1, 7, "this client showed the key of another client"),
+            (
+                1,
+                7,
+                "this client showed the key of another client; give each client its own enrolment",
+            ),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
             (3, 10, "client 3 is not part of this run, which has the clients 0 to 2"),
@@ -1220,7 +1224,7 @@ def test_a_farewell_ends_a_relay_whose_clients_are_training(loop):
         server.wait_for_clients()
 
 
-def test_many_clients_behind_one_relay(loop):
+def test_a_relay_adds_the_updates_of_100_clients(loop):
     count = 100
     with serving(count, relay_terms=terms(count, *ADDING)) as server:
         relay = behind(loop, server, *[update] * count)

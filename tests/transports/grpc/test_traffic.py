@@ -95,7 +95,7 @@ def test_a_connection_whose_stream_has_ended_may_not_flood(flooded, monkeypatch)
     wait_for_floods(traffic, ended=ended)
 
 
-def test_joined_connections_are_read_in_turn(monkeypatch):
+def test_a_flood_on_any_joined_connection_is_found_after_some_reads(monkeypatch):
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.FLOOD_BYTES", 1000)
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.JOINED_READS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
