@@ -248,8 +248,8 @@ def relay(
     the messages of its clients.
     """
     malloc.share_freed_memory()  # before the imports, which start threads
+    from ..deployment.ports import LOOPBACK
     from ..deployment.relay_process import RelayProcess
-    from ..deployment.start import LOOPBACK
 
     advice = "repeat the command to continue; the clients will reconnect to the relay"
     with stoppable(lambda cause: f"{cause}; {advice}"), message_log(log_json) as report:

@@ -1,8 +1,8 @@
 """The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
-The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data. Clients that sign no sealed ballots (encrypted votes) also share
-a session (the model and the clients' states) and train together. The failure of a client is logged, and the other clients continue.
+Clients join and train in the thread that calls `run`. The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are
+answered while clients train. The clients of one process share the data. They also share a session (the model and the clients' states) and
+train together, unless they sign sealed ballots (encrypted votes). If a client fails, the error is logged and the other clients continue.
 """
 
 import asyncio
@@ -31,22 +31,19 @@ from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server
-MAX_SAVES = 16  # largest number of threads that write client states to disk
+MAX_SAVES = 16  # number of threads that write client states to disk
 MAX_CONNECTS = 64  # largest number of clients that connect at the same time
 LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
 COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
-REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
-MAX_MODELS = 16  # largest message from a server, in multiples of the model's size in float32
-SPARE_BYTES = 64 << 20  # bytes by which a message may exceed MAX_MODELS times the model's size
-JITTER = random.Random()  # generator of random pauses; does not use the seed of the run
+REFUSAL_S = 5.0  # time limit to send the server the reason why a client cannot take part
+# The largest message from a server has MAX_MODELS times the model's size in float32, plus SPARE_BYTES.
+MAX_MODELS, SPARE_BYTES = 16, 64 << 20
+JITTER = random.Random()  # generator of random pauses, independent of the seed of the run
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment (key and certificate) with which a client connects.
-
-    Without an enrolment, the connection has no TLS.
-    """
+    """The address of a server, and the enrolment (key and certificate) of a client or relay. None: the connection has no TLS."""
 
     host: str
     port: int
@@ -79,10 +76,10 @@ class Retries:
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
-        """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
+        """Return the pause before the next attempt in seconds, and a log message unless the same message was already logged.
 
         Raises `error` if further attempts cannot help, or if `patience_s` seconds (None: no limit) have passed since the first failed
-        attempt. The time limit is needed because a client cannot distinguish an unreachable server from a run that has ended.
+        attempt. The time limit is needed because a client cannot distinguish an unreachable server from a run that is over.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -114,7 +111,7 @@ class HostedClient:
     client: DeployedClient
     id: int = -1  # logical id, set by `ClientProcess`
     retries: Retries = field(default_factory=Retries)
-    over: bool = False  # whether the run has ended and the client waits for no other run
+    over: bool = False  # whether the run is over and the client does not wait for another run
     error: FedcompError | None = None  # the error that ended the client
 
     @property
@@ -124,10 +121,7 @@ class HostedClient:
 
 @dataclass
 class Request:
-    """A message from the server to a client, and a future for the client's answer.
-
-    The future is set in the thread that calls `ClientProcess.run`.
-    """
+    """A message from the server to a client. `answer` is set in the thread that calls `ClientProcess.run`."""
 
     hosted: HostedClient
     message: Invitation | Assignment
@@ -135,7 +129,7 @@ class Request:
 
 
 def _save(client: DeployedClient) -> Exception | None:
-    """Save the state of a client. Return the error if the state could not be saved."""
+    """Save the state of a client, and return the error if this fails."""
     try:
         client.save()
     except Exception as error:
@@ -146,10 +140,9 @@ def _save(client: DeployedClient) -> Exception | None:
 class ClientProcess:
     """A process with one or more clients.
 
-    `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
-    several clients are combined into one. `patience_s`: for how many seconds a client tries to reach a server, or None for no limit.
-    `stay`: whether to wait for the next run when a run is over. `retry_s`: pauses between attempts to connect, in seconds; the last pause
-    is repeated.
+    `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`; equal messages of
+    several clients are combined. `patience_s`: for how many seconds a client tries to reach a server, or None for no limit. `stay`: whether
+    to wait for the next run when a run is over. `retry_s`: pauses between attempts to connect, in seconds; the last pause is repeated.
     """
 
     def __init__(
@@ -169,7 +162,8 @@ class ClientProcess:
         setup = next(iter(self.clients.values())).client.setup
         with setup.shared.lock:  # no other thread may use torch's random generator during model()
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
-        self.batch = max(1, STACK_BYTES // (4 * self.numel))
+        # Largest number of clients that train together.
+        self.at_once = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         # By text of a queued log message: the clients that logged it, the message, and when to print it (`time.monotonic()`).
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
@@ -177,16 +171,13 @@ class ClientProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within LOG_INTERVAL_S seconds after the clients that are training have answered.
-
-        This method may be called from another thread.
-        """
+        """Make `run` return soon after the clients that are training have answered. Any thread may call this method."""
         self._ended = True
 
     def run(self) -> None:
-        """Answer the server's messages until the run is over for every client.
+        """Answer the server's messages until every client has ended.
 
-        Raises the error of a client that has failed, such as UserError if the client cannot take part or cannot reach the server in time.
+        Raises the error of the first client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
         """
         limit = asyncio.Semaphore(MAX_CONNECTS)
         clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]
@@ -210,11 +201,11 @@ class ClientProcess:
     # Methods that run in the thread that calls `run`.
 
     def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
-        """Answer up to `batch` queued requests. Wait up to `timeout_s` seconds for the first request."""
+        """Answer up to `at_once` queued requests. Wait up to `timeout_s` seconds for the first request."""
         requests: list[Request] = []
         with suppress(queue.Empty):
             requests.append(self._requests.get(timeout=timeout_s))
-            while len(requests) < self.batch:
+            while len(requests) < self.at_once:
                 requests.append(self._requests.get_nowait())
         assigned: list[tuple[Request, Assignment]] = []
         for request in requests:
@@ -255,7 +246,7 @@ class ClientProcess:
             self._queue_message(hosted, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
-        """Pass queued log messages to `log_message`."""
+        """Pass the queued log messages that are due at `now_s` to `log_message`."""
         with self._log_lock:
             due = [text for text, (*_, due_s) in self._unlogged.items() if due_s <= now_s]
             messages = [self._unlogged.pop(text) for text in due]
@@ -347,7 +338,7 @@ class ClientProcess:
     def _queue_message(
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
-        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this message."""
+        """Queue a log message for up to `combine_s` seconds, in which equal messages of other clients are combined with it."""
         due_s = time.monotonic() + (0.0 if self._single else combine_s)
         with self._log_lock:
             self._unlogged.setdefault(str(entry), (set(), entry, due_s))[0].add(hosted.id)

@@ -14,15 +14,15 @@ class ClientTraffic:
 
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
-        self._taken = NOTHING
-        # By client: the sum of the bytes in the client's earlier records.
+        # Bytes in earlier records: of the whole port, and by client.
+        self._total = NOTHING
         self._recorded: dict[int, WireBytes] = {}
 
     def take(
         self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]
     ) -> tuple[WireBytes | None, tuple[ClientRecord, ...]]:
-        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes. Also return
-        a record for each client that was drawn for the round or was sent an assignment in the round.
+        """Return the bytes at the port since the last call (None if the platform does not count bytes), and a record for each client that
+        was drawn for the round or was sent an assignment.
 
         `metrics`: by client, the metrics that the client reported.
         """
@@ -30,7 +30,7 @@ class ClientTraffic:
         rejected = {rejection.client: rejection for rejection in result.rejections}
         total: WireBytes | None = None
         if report is not None:
-            total, self._taken = report.total.minus(self._taken), report.total
+            total, self._total = report.total.minus(self._total), report.total
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
             # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
@@ -41,7 +41,7 @@ class ClientTraffic:
             downlink_bytes = frames.downlink.get(client, 0)
             silent = rejection and client not in frames.latency_s
             if silent and counted and wire.bytes_out < downlink_bytes:
-                downlink_bytes = 0  # too few bytes were sent to contain the message
+                downlink_bytes = 0  # the assignment was not sent completely
             records.append(
                 ClientRecord(
                     client=client,

@@ -1,4 +1,4 @@
-"""The clients of a deployment: the server waits for enough clients before a round, and reports which clients join, leave or are missing."""
+"""The clients of a deployment: a round waits until enough clients are connected. Joining, leaving and missing clients are reported."""
 
 import time
 from collections import Counter
@@ -14,10 +14,10 @@ MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects, in rounds
 
 
 class ConnectedClients(Availability):
-    """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds.
+    """The clients that have joined a run. `waited_s`: total time for which rounds have waited for clients, in seconds.
 
-    A client that reconnects after a missed deadline may have to skip rounds, so that a client that crashes in every round delays few
-    rounds. After k missed deadlines in a row, the client may take part again min(2^(k − 1), 64) rounds after the last of these deadlines.
+    A client that has missed k deadlines in a row and reconnects may take part again min(2^(k − 1), 64) rounds after the last of these
+    deadlines. A client that crashes in every round therefore delays few rounds.
     """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -26,7 +26,7 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._rounds = 0  # rounds that have begun
         self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
-        # By client: the first round in which a client that missed a deadline may take part after it has reconnected.
+        # By client that has missed a deadline: the first round in which it may take part if it has reconnected.
         self._readmission: dict[int, int] = {}
         # Clients that have reconnected but must still skip rounds.
         self._reconnected: set[int] = set()
@@ -34,11 +34,11 @@ class ConnectedClients(Availability):
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
         self._missing: list[int] = []  # missing clients, as last reported
-        # While a round waits: the connected clients that were last reported to the callback. None if no round waits.
+        # Connected clients as last reported by a round that waits for more clients. None: no round waits.
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return the clients from which the round may draw its participants."""
+        """Wait until enough clients are connected. Return the clients from which the round draws its participants."""
         began = time.monotonic()
         while True:
             connected, waited_s = self.transport.clients(), time.monotonic() - began
@@ -57,7 +57,7 @@ class ConnectedClients(Availability):
             time.sleep(PAUSE_S)
 
     def mark_silent(self, clients: Iterable[int]) -> None:
-        """Record clients that did not answer before the deadline, or for which a round has waited in vain."""
+        """Record that clients missed a deadline, or did not connect while a round waited for them."""
         for client in (new := set(clients) - self.silent):
             self._misses[client] += 1
             pause = min(1 << self._misses[client] - 1, MAX_PAUSE_ROUNDS)
@@ -79,7 +79,7 @@ class ConnectedClients(Availability):
                 super().mark_responsive(client)
 
     def join(self, client: int) -> None:
-        """Record that a client joined or reconnected, and report the client to the callback immediately, even during a round."""
+        """Record that a client joined or reconnected, and report the client to the callback."""
         self._joined.add(client)
         if client in self.silent:
             self._reconnected.add(client)
@@ -95,12 +95,12 @@ class ConnectedClients(Availability):
             self.callback().on_client_left(client)
 
     def on_poll(self) -> None:
-        """Report the connected clients if the next round needs more clients and would wait for them without a time limit."""
+        """Report the connected clients during a round if the next round would wait for more clients without a time limit."""
         if self.quota.patience_s is None:
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients while fewer than `wanted` clients are connected, and once more when enough are connected again."""
+        """Report changes of the connected clients while fewer than `wanted` are connected, and once more when enough are connected."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:

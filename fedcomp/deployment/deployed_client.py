@@ -1,6 +1,6 @@
 """A client of a deployment: it joins runs, answers assignments with reports, and saves its state before each report is sent.
 
-A client that is killed at any moment loses nothing: if it receives an assignment again after a restart, it sends the report that it saved.
+A client that is killed at any moment loses nothing: if it receives the same assignment after a restart, it sends the saved report again.
 """
 
 import json
@@ -23,13 +23,13 @@ from ..strategies.base import RoundState
 from ..strategies.sealed_election import SealedElectionClient, pack_signed, unpack_signed
 from .handshake import ClientSetup, session_for
 
-HEAD, REPORT = "head", "report"
+HEAD, REPORT = "head", "report"  # entries of a stored state
 KEY_FILE = "key.bin"  # file in the state folder
-SIGNED = "signed/"  # prefix of entry names in the signature log; the entry signed/CLIENT holds a client's signatures
+SIGNED = "signed/"  # prefix of entries in the signature log; signed/3: signatures of client 3
 
 
 class DeployedClient:
-    """A client of a deployment with its state folder. The class does not depend on the transport.
+    """A client of a deployment, over any transport. `folder`: its state folder, or None to keep the state in memory only.
 
     `key`: the private key of the client's enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key
     pair, stores it in the state folder, and sends the server the public key when it joins.
@@ -44,14 +44,14 @@ class DeployedClient:
         self.setup, self.folder, self.log = setup, folder, SignatureLog(folder)
         self.enrolled = key is not None
         self.key = key or load_or_create_key(folder)
-        self.run = ""  # the name of the client's run
+        self.run = ""  # name of the run that the client has joined
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
-        # The report on the last assignment. To save memory, this attribute is None if the folder holds the report.
+        # The report on the last assignment. To save memory, it is None if the folder has the report.
         self._report: Report | None = None
-        # Round, phase, version and `_phase_inputs` of the last assignment to which the client returned an update.
+        # Round, phase, version and `_phase_inputs` of the last assignment that the client answered with an update.
         self._answered: tuple[int, str, str, str] | None = None
-        self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
+        self._inputs = ""  # `_phase_inputs` of the last assignment
         self._saved = True  # whether the folder holds the current state
 
     @property
@@ -60,32 +60,32 @@ class DeployedClient:
 
     @property
     def session(self) -> ClientSession:
-        """The client's session in its current run. Raises RuntimeError before the client has joined a run."""
+        """The client's session in its run. Raises RuntimeError before the client has joined a run."""
         if self._session is None:
             raise RuntimeError("the client has not joined a run; call join first")
         return self._session
 
     def join(self, invitation: Invitation) -> Presence:
-        """Join a run, and continue from the state stored for this run, if any. Return the client's answer to the invitation.
+        """Join a run and continue from the state stored for this run, if any. Return the client's answer to the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
         with self.setup.shared.lock:
             if not self.has_joined or invitation.run != self.run:
                 if self.has_joined:
-                    self._remember(self.run, self.client_id, self.round_state)
+                    self._log_signatures(self.run, self.client_id, self.round_state)
                 joined = session_for(invitation, self.setup, self.key, self.log)
                 self.client_id, self._session = joined
                 self.run, self._inputs = invitation.run, ""
                 self._report = self._answered = None
                 self._restore()
-                self._recall()
+                self._restore_signatures()
             key = b"" if self.enrolled else point_of(self.key.public_key())
             version = self.session.states.at(self.client_id).version
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Handle an assignment, and save and return the report. Return None if the assignment is for another client.
+        """Handle an assignment, save the report and return it. Return None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -94,10 +94,7 @@ class DeployedClient:
         return report
 
     def repeated_report(self, assignment: Assignment) -> Report | None:
-        """Return the last report if this assignment asks for it again, else None.
-
-        Raises CheckpointError if the stored report is damaged.
-        """
+        """Return the last report if it answers this assignment, else None. Raises CheckpointError if the stored report is damaged."""
         a = assignment
         if self._answered != (a.round, a.phase, a.version, _phase_inputs(a)):
             return None
@@ -109,16 +106,16 @@ class DeployedClient:
             raise self._damaged(error) from error
 
     def release(self) -> None:
-        """Free the memory of the last report. The state folder, if there is one, still has the report."""
+        """Free the memory of the last report."""
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
-        """Keep an assignment's report in memory until `save` writes the report to disk."""
+        """Keep an assignment's report in memory until `save` writes it to disk."""
         self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
         self._answered = self._key_of(report)
 
     def save(self) -> None:
-        """Write the client's state to disk if it has changed, and free the memory of the report.
+        """Write the client's state and last report to disk if they have changed, and free the memory of the report.
 
         Raises CheckpointError if writing fails; the next call then tries again.
         """
@@ -126,7 +123,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # If the state of the error-feedback memory contains the report's frame, the frame is not stored a second time.
+        # If the error-feedback memory contains the report's frame, the frame is not stored a second time.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
@@ -140,31 +137,32 @@ class DeployedClient:
 
     @property
     def round_state(self) -> RoundState | None:
-        """The state of the client's current or last round."""
+        """The state of the client in its current or last round."""
         return self.session.rounds.get(self.client_id)
 
-    def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
-        """Store the signatures in `state` in the signature log of a run, before another state replaces `state`."""
+    def _log_signatures(self, run: str, client_id: int, state: RoundState | None) -> None:
+        """Write the signatures in a round state to the signature log of a run, so that they outlast the state."""
         if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
-    def _recall(self) -> None:
-        """Restore the signatures of this run from the signature log when the client returns to the run."""
+    def _restore_signatures(self) -> None:
+        """Restore the signatures of this run from the signature log if the client returns to the run without its state."""
         state = self.round_state
-        self._remember(self.run, self.client_id, state)
+        self._log_signatures(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
             if signed := self.log.of(self.run).get(f"{SIGNED}{self.client_id}"):
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
-        """Restore the stored state if it belongs to this run, client and model. If not, the first report replaces the stored state."""
+        """Restore the stored state if it belongs to this run, client and model. Otherwise, `save` replaces it after the first report."""
         if self.folder is None or not (stored := self.folder.load()):
             return
         try:
             head = json.loads(stored[HEAD])
             own = (self.run, self.client_id, self.session.replica.layout.fingerprint)
             if (head["run"], head["client"], head["layout"]) != own:
-                self._remember(head["run"], head["client"], device_state.unpack_round(stored))
+                state = device_state.unpack_round(stored)
+                self._log_signatures(head["run"], head["client"], state)
                 return
             device_state.restore(self.session, self.client_id, stored)
             self._inputs = head["accepted"]
@@ -173,7 +171,7 @@ class DeployedClient:
             raise self._damaged(error) from error
 
     def _stored_report(self, stored: Mapping[str, Any]) -> Report:
-        """Return the report in the stored state of this client. Raises KeyError, ValueError or ProtocolError for a damaged state."""
+        """Return the report in a stored state of this client. Raises KeyError, ValueError or ProtocolError for a damaged state."""
         report = Report.unpack(stored[REPORT])
         pending = self.session.states.at(self.client_id).memory.pending
         if pending is not None and json.loads(stored[HEAD]).get("frame_is_pending"):
@@ -181,7 +179,7 @@ class DeployedClient:
         return report
 
     def _key_of(self, report: Report) -> tuple[int, str, str, str] | None:
-        """Return the values that identify the assignment of a report, or None if the report has no update."""
+        """Return the value of `_answered` for a report on the last assignment: None if the report has no update."""
         if report.kind != UPDATE:
             return None
         return report.round, report.phase, report.version, self._inputs
@@ -195,9 +193,9 @@ class DeployedClient:
 
 
 def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:
-    """Return the clients' reports on assignments. Call `DeployedClient.save` before you send a client's report.
+    """Return the clients' reports on assignments. Clients that share a session train together.
 
-    The report is None if the assignment names another client. Clients that share a session train together.
+    The report is None if the assignment is for another client. Call `DeployedClient.save` before you send a client's report.
     """
     reports: list[Report | None] = [None] * len(assignments)
     by_session: dict[ClientSession, list[int]] = {}  # indices of assignments
@@ -229,7 +227,7 @@ def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[R
 
 
 def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
-    """Return the key of a client without an enrolment. The first call makes the key and stores it in the state folder."""
+    """Return the key of a client without an enrolment from its state folder. If there is none, make and store a key."""
     stored = folder.load(KEY_FILE) if folder else {}
     if KEY_FILE in stored:
         return parse_private_key(stored[KEY_FILE])
@@ -240,9 +238,9 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a text that identifies the contents of an assignment, except its model, so that a client recognises an assignment sent again.
+    """Return the ticket of the last accepted update and the hash of the announced values, if any, in an assignment.
 
-    The text consists of the ticket of the client's last accepted update and a hash of the announced values, if any.
+    With round, phase and version, this text identifies an assignment that is sent again.
     """
     if not assignment.announced:
         return assignment.accepted

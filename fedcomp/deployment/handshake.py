@@ -1,7 +1,6 @@
 """The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session.
 
-An invitation contains names and numbers, but no code. The client executes nothing that it receives: spec strings name code that is already
-installed on the client's machine.
+An invitation contains no code. Its spec strings name code that is already installed on the client's machine.
 """
 
 import functools
@@ -47,7 +46,7 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # size limit in bytes for the updates that a process holds at once
+STACK_BYTES = 64 << 20  # size limit of the updates that a process holds at once
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ def pack_options(config: RunConfig) -> str:
 
 
 def unpack_options(invitation: Invitation) -> RunConfig:
-    """Check and return the options of an invitation. Raises ProtocolError for unreadable options, and ConfigError for invalid values."""
+    """Return the options of an invitation. Raises ProtocolError for unreadable options, and ConfigError for invalid values."""
     try:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
@@ -73,17 +72,14 @@ def unpack_options(invitation: Invitation) -> RunConfig:
 
 
 class SharedObjects:
-    """Objects that the clients of one process share: the data, the engine with its model, and the session of a run.
-
-    Clients that sign sealed ballots (encrypted votes) do not share a session. Hold `lock` while you use these objects.
-    """
+    """Objects that the clients of one process share, such as the data, the model and the session. Hold `lock` while you use them."""
 
     def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
         self.lock = lock or threading.RLock()
         self._objects: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def get_or_make(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """Return the object stored under `name` if it was made for the same `key`, else make and store a new one."""
+        """Return the object stored under `name` if it was made for the same `key`. Otherwise, make it and store it in its place."""
         if name not in self._objects or self._objects[name][0] != key:
             self._objects[name] = key, make()
         return self._objects[name][1]
@@ -91,7 +87,7 @@ class SharedObjects:
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """The settings of a client that are the same in every run: its task with the data, its device, and its partition of the data."""
+    """The settings of a client that are the same in every run."""
 
     task: Task
     train: Examples
@@ -99,10 +95,9 @@ class ClientSetup:
     client_id: int = -1  # logical id that a client without an enrolled key asks for
     partition_id: int | None = None  # None if the client uses all data
     partitions: int | None = None  # None: one partition for each client of the run
-    # Public keys of the clients by logical id (keyring.py), or None to accept the keys that the server announces.
+    # Public key of each client by logical id (compressed P-384 point), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
     sealed: bool = False  # whether the client takes part only if ballots are sealed (encrypted)
-    # Objects that all clients of a process share.
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 
@@ -112,10 +107,10 @@ def session_for(
     key: ec.EllipticCurvePrivateKey,
     log: SignatureLog,
 ) -> tuple[int, ClientSession]:
-    """Return the client's logical id and its session. In the session, the client starts with the state of a new client.
+    """Return the client's logical id, and a session in which the client has the state of a new client.
 
-    `key`: the private key with which the client signs sealed ballots. `log`: records the signatures made with `key`. Raises UserError or
-    ProtocolError if the invitation does not fit the client.
+    `key`: the private key with which the client signs sealed ballots. `log`: records the signatures made with `key`. Raises UserError
+    or ProtocolError if the client cannot accept the invitation.
     """
     config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
@@ -153,7 +148,7 @@ def session_for(
     if isinstance(algorithm, SealedElectionClient):
         ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log)
         algorithm = replace(algorithm, ring=ring, options=invitation.options)
-        # The client cannot share a session, since the algorithm contains the client's own key.
+        # The algorithm contains the client's own key, so no other client can use this session.
         session = _new_session(config, setup, algorithm, layout)
     else:
         make_session = functools.partial(_new_session, config, setup, algorithm, layout)
@@ -171,7 +166,7 @@ def session_for(
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
 ) -> ClientSession:
-    """Return a new session of a run. The session has no clients yet."""
+    """Return a new session without clients."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
     data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))
@@ -199,7 +194,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndarray]] | None:
-    """Return the task's test data and the indices of each partition, or None if the test data is absent or cannot be partitioned."""
+    """Return the test data and the indices of each of its partitions, or None if there is no test data or it cannot be partitioned."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None
@@ -211,7 +206,7 @@ def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndar
 
 
 def _shard(config: RunConfig, setup: ClientSetup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the client's training examples, and of its evaluation examples."""
+    """Return the indices of the client's training and evaluation examples."""
     index, partitions = setup.partition_id or 0, setup.partitions or config.clients
     if not 0 <= index < partitions:
         raise UserError(
@@ -225,14 +220,14 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
-            f"with strategy '{config.strategy}', clients train on each other's data, but this client has only its own data; give it "
-            "--partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
+            f"with strategy '{config.strategy}', clients train on each other's data, but this client has only its own data; give "
+            "this client --partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
         )
     return _shards(config, setup)[0]
 
 
 def _shards(config: RunConfig, setup: ClientSetup) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the indices of the training examples and of the evaluation examples: two lists with an array for each partition.
+    """Return the indices of the training examples in each partition, and those of the evaluation examples.
 
     The data of a client without a partition id is a single partition.
     """

@@ -1,13 +1,15 @@
-"""Listening sockets, which a server or relay opens before a run to check that its port is available."""
+"""Listening sockets, with which a server or relay checks before a run that its port is available."""
 
 import errno
 import socket
 
 from ..errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the host's first IPv4 address, or else its first IPv6 address; `::` means all addresses.
+    """Return a socket that listens at the host's first IPv4 address, or else its first IPv6 address. `::` means all addresses.
 
     Raises ConfigError if the port cannot be opened.
     """

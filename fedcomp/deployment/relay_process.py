@@ -15,11 +15,9 @@ from .ports import listen
 
 
 class RelayProcess:
-    """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
+    """A relay on a port of this machine. `log_message`, `patience_s`, `stay` and `retry_s` are those of ClientProcess.
 
-    `patience_s`: for how many seconds to try to reach the server, or None for no limit. `stay`: whether to wait for the next run when a run
-    is over. `retry_s`: pauses between attempts to connect, in seconds; the last pause is repeated. When clients can connect, `opened` is
-    called with the port number, in the thread of the gRPC event loop.
+    `opened` is called with the port number when clients can connect, in the thread of the gRPC event loop.
     """
 
     def __init__(
@@ -38,18 +36,18 @@ class RelayProcess:
         self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
-        # A queue of log messages. The last entry is an error that `run` raises, or None if the run is over.
+        # Log messages, and at the end an error that `run` raises, or None if the run is over.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # number of connected clients to report, or -1 if it was already reported
+        self._clients = 0  # number of connected clients, or -1 if it was already reported
 
     def end(self) -> None:
-        """Make `run` return. This method may be called from another thread."""
+        """Make `run` return. Any thread may call this method."""
         self._messages.put(None)
 
     def run(self) -> None:
-        """Forward messages until the run is over, and in later runs too if `stay` is True.
+        """Forward messages until the run is over. If `stay` is True, wait for the next run instead of returning.
 
-        Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
+        Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached in time.
         """
         listen(self.address, self.port).close()
         with io_tasks([self._serve()]):
@@ -71,7 +69,7 @@ class RelayProcess:
             self._messages.put(FedcompError(f"{type(error).__name__}: {error}"))
 
     async def _serve_once(self) -> bool:
-        """Forward messages until the run is over or the server is lost. Return whether the relay must reconnect."""
+        """Forward messages until the run is over or the connection to the server is lost. Return whether it was lost."""
         where = self.target.address, self.address, self.port, self.target.credentials
         warn = functools.partial(self._report, event="warning")
         relay = Relay(*where, opened=self._opened, changed=self._changed, warn=warn)
@@ -81,7 +79,7 @@ class RelayProcess:
             try:
                 if error.cause == "network":
                     await asyncio.to_thread(self.target.check)
-            except UnreachableError as cause:  # this error is more precise
+            except UnreachableError as cause:  # a more precise error
                 error = cause
             pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:

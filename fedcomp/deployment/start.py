@@ -1,7 +1,4 @@
-"""The server of a deployment: it checks the options, runs the rounds and writes the summary.
-
-The rounds run in this process. By default, the server and its clients exchange messages over gRPC.
-"""
+"""The server of a deployment, which checks the options, runs the rounds and writes the summary. The default transport is gRPC."""
 
 import dataclasses
 import json
@@ -47,34 +44,32 @@ from ..transports.relays import warn_if_inexact
 from .client_traffic import ClientTraffic
 from .connected_clients import ConnectedClients
 from .handshake import pack_options
-from .ports import listen
+from .ports import LOOPBACK, listen
 
 ENGINE = "deployed"  # value of `engine` in the [resolved] table of config.toml
 INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# Error messages by option. A deployment may give these options only their default values or the values in ALLOWED.
+# Error messages for options that apply to simulations only. A deployment accepts their default values, and the values in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
     "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client of a deployment trains by itself",
     "residuals": "--residuals applies to virtual clients only; leave it out: each client keeps its state on its own disk",
     "engine": "--engine applies to simulations only; leave it out: each client of a deployment trains by itself",
-    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves after every round, as its clients do",
+    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
-LOOPBACK = "127.0.0.1"
-# Size of the largest report: an uncompressed update with room to spare, and a sealed ballot (encrypted vote) for each client of a round.
-UPDATE_BYTES = 8  # bytes per parameter
-BALLOT_BYTES = 1 / 4  # bytes per parameter for the ballot of each client of a round
-SPARE_BYTES = 1 << 20
+# The largest report has UPDATE_BYTES per parameter for an uncompressed update, BALLOT_BYTES per parameter and client of a round for sealed
+# ballots (encrypted votes), and SPARE_BYTES.
+UPDATE_BYTES, BALLOT_BYTES, SPARE_BYTES = 8, 1 / 4, 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
+    """A server's host, port and keys. `keys`: a folder made by `fedcomp keys init`, or None for no TLS and clients without keys."""
 
     port: int = 8080  # 0 means any free port
     host: str = ""  # "": the loopback address if `keys` is None, else all addresses of this machine
@@ -85,7 +80,7 @@ class Endpoint:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
 
     def credentials(self) -> Credentials | None:
-        """Return the server's certificate and key, and the CA that signs client certificates. Raises KeysError if one is invalid."""
+        """Return the server's TLS credentials, or None without keys. Raises KeysError for invalid files."""
         if self.keys is None:
             return None
         files = *serving_files(self.keys), self.keys / CA_CRT
@@ -98,19 +93,19 @@ def serve(
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
-    """Run the server of a deployment. If `config.resume` is set, continue the run in `config.out`. Return the content of summary.json.
+    """Run the server of a deployment. Return the content of summary.json.
 
-    The first round waits until all `config.clients` clients have joined. `opened(port)` is called when clients can connect. Raises
-    UserError for invalid options before anything is written. A run that is interrupted at any moment can be resumed.
+    The first round waits until all `config.clients` clients have joined. `opened(port)` is called when clients can connect. A run that is
+    interrupted at any moment can be continued with `config.resume`. Raises UserError for invalid options before anything is written.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
 
 class Deployment(ServerRun):
-    """The server's side of a run. The constructor raises errors for invalid options.
+    """The server's side of a run. The constructor raises UserError for invalid options.
 
-    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_left`, `on_late_answer` and `warn`.
-    `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
+    `make_transport` is called with the invitation, the number of clients and the callbacks `on_joined`, `on_left`, `on_late_answer` and
+    `warn`, and returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
     """
 
     def __init__(
@@ -154,7 +149,7 @@ class Deployment(ServerRun):
             bandwidths=bandwidths_of(self.strategy, config),
             evaluates=partial(config.evaluates, "clients"),
         )
-        self.by_client = ClientTraffic(self.transport)
+        self.client_traffic = ClientTraffic(self.transport)
         self.test = None if test is None else test.to(self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
@@ -207,7 +202,7 @@ class Deployment(ServerRun):
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
-        """Check the task and the partition with the server's data. Without data, check only the model. Return the model's layout."""
+        """Check the task and the partition with the server's data, or only the model if there is no data. Return the model's layout."""
         if self.data is None:
             return layout_of(self.task)
         config, data = self.config, self.data
@@ -231,7 +226,7 @@ class Deployment(ServerRun):
         self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
-        """Return the transport, which `run` opens. `initial_version`: the model version from which the run started."""
+        """Return the transport. `initial_version`: the model version from which the run started."""
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
@@ -263,10 +258,7 @@ class Deployment(ServerRun):
         return GrpcTransport(settings, on_poll=self._on_poll, **hooks)
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the settings for relays.
-
-        With --relays, a relay adds up its clients' encoded updates; else the relay forwards each update.
-        """
+        """Return the terms for relays. With --relays, a relay adds its clients' encoded updates, else it forwards each update."""
         i, layout = invitation, self.strategy.layout
         limits = largest, MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES
         terms = RelayTerms(i.run, i.options, i.layout, i.version, self.config.clients, *limits)
@@ -296,18 +288,18 @@ class Deployment(ServerRun):
         if absent:
             new = keys_command(keys, "add", "--count", len(absent))
             self.callback.on_warning(
-                f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
+                f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key; "
                 f"enrol new clients with {new}, renew revoked or expired keys, or start with fewer --clients"
             )
 
     def _on_poll(self) -> None:
-        """Report the connected clients if a round waits for more clients, and disconnect clients whose keys are no longer accepted."""
+        """Report for which clients the server waits, and disconnect clients whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Record a client that joined or reconnected. Tell the round loop which model version the client has."""
+        """Record a client that joined or reconnected, and its model version."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
@@ -320,8 +312,8 @@ class Deployment(ServerRun):
         if self.config.relays:
             warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         reported = {client.client: client.metrics for client in record.by_client}
-        wire, clients = self.by_client.take(result, reported)
-        # Count only the bytes that were sent: disconnected clients received nothing.
+        wire, clients = self.client_traffic.take(result, reported)
+        # Broadcasts that could not be sent to a disconnected client do not count.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,

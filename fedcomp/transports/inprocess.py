@@ -1,4 +1,4 @@
-"""The transport of a simulation, which passes assignments (requests to clients) to virtual clients in this process, in batches."""
+"""The transport of a simulation. It passes assignments (requests to clients) in batches to virtual clients in this process."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -22,7 +22,7 @@ class Population(Protocol):
 
 
 class InProcessTransport(Transport):
-    """A transport to virtual clients in this process. In each call of `receive`, the clients handle up to `at_once` assignments."""
+    """A transport to virtual clients. Each call of `receive` lets the clients handle up to `Population.at_once` assignments."""
 
     def __init__(self, population: Population):
         self.population = population

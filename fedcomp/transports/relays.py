@@ -1,9 +1,9 @@
-"""Addition of frames (encoded updates) at relays, which are processes that forward messages between the server and groups of clients.
+"""Addition of encoded updates (frames) at relays. A relay is a process that forwards messages between the server and a group of clients.
 
-A relay sends the server one frame, which is the sum of its clients' frames. If the codec is linear, a relay adds frames without decoding
-them to vectors. The server still receives a report from each client, so that each client can later commit its update or roll it back. The
-first report with an update carries the sum of the frames, and the other reports carry no frame. The server divides the sum by the number of
-updates, so every client has the same weight.
+With --relays, a relay sends the server the sum of its clients' frames, to save bandwidth. The codec must be linear, because a relay adds
+frames without decoding them. The server still receives one report per client, because the server must tell each client whether its update
+was accepted. One report carries the sum, and the others carry no frame. The server divides the sum by the number of updates, so all clients
+have the same weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,17 +21,18 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
-RELAY = "relay"  # `stage` of a failure if a relay cannot add an update, or if the server rejects the sum that contains the update
+# `stage` of a failure or loss: a relay could not add the update, or the server did not accept a sum that contains the update.
+RELAY = "relay"
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
-    """Return whether a relay may add a report's update, that is, whether the report is a valid answer to `assignment`."""
+    """Return whether a report is a valid answer to `assignment` with an update that a relay may add."""
     try:
         check_addressee(report, assignment)
         check_update(report, assignment)
     except ProtocolError:
         return False
-    # Many reasons in one message could exceed the message's size limit.
+    # Reports that are added share one message. Long reasons could make this message larger than the size limit.
     return report.kind == UPDATE and bool(report.frame) and not report.reason
 
 
@@ -40,9 +41,9 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of `reports`.
 
-    If `can_add` returns False for a report, the relay forwards the report unchanged. The relay adds the frames (encoded updates) of the
-    other reports, but leaves out frames that cannot be added to the others. The first report whose frame was added carries the sum. A
-    failure report with the stage "relay" replaces each report whose frame was left out.
+    Reports for which `can_add` returns False stay unchanged. The frames (encoded updates) of the other reports are added. The first of
+    these reports carries the sum, and the rest carry no frame. A failure report with the stage "relay" replaces each report whose frame
+    cannot be added to the other frames.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -67,9 +68,9 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Add frames (encoded updates) in groups, and return the sum of the largest group.
+    """Divide frames into groups that can be added. Return the sum of the largest group.
 
-    Also return the frames that are not in this sum, as a mapping from a frame's index to the reason.
+    Also return the reason why a frame is not in this sum, by index of the frame.
     """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
@@ -94,7 +95,7 @@ def _largest_sum(
 
 
 def check(config: RunConfig, strategy: RoundStrategy) -> None:
-    """Raise ConfigError if the run has relays, but relays cannot add the encoded updates of this run."""
+    """Raise ConfigError if relays cannot add the encoded updates of a run with --relays."""
     if not config.relays:
         return
     uplink, memory = strategy.uplink, strategy.memory
@@ -114,7 +115,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
-        why = f"{only_sum}, so the server cannot clip each update; leave --clip-update out"
+        why = f"{only_sum}, but --clip-update needs each update; leave --clip-update out"
     elif memory.counterpart is not None:
         why = f"{only_sum}, but --memory {memory.name} needs each update; use --memory residual"
     else:
@@ -136,7 +137,10 @@ def inexact(updates: Iterable[Update | None]) -> int:
 def warn_if_inexact(
     round: int, updates: Sequence[Update | None], warn: Callable[..., None]
 ) -> None:
-    """Warn, once in a run, if coordinates in the sums of encoded updates could not be decoded exactly."""
+    """Warn, once in a run, if coordinates in the sums of encoded updates could not be decoded exactly.
+
+    `warn(text, kind=...)` ignores a second warning of the same kind.
+    """
     if coordinates := inexact(updates):
         total = sum(update.nonzeros for update in updates if update is not None)
         warn(

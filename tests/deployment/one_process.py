@@ -1,10 +1,10 @@
-"""A whole deployment in this process: the server in the thread that calls `deployed`, relay and client processes in threads."""
+"""A whole deployment in this process: the server runs in the caller's thread, relays and clients in other threads."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fedcomp.deployment.relay_process import RelayProcess
 from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import FedcompError
 from fedcomp.keys.enrolment import Enrolment
+from fedcomp.sim import simulate
 from fedcomp.tasks import Data, Task, load
 
 TASK = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
@@ -28,14 +29,14 @@ PATIENCE_S = 30.0
 
 @cache
 def parts(task: str) -> tuple[Task, Data, SharedObjects]:
-    """Return a task, its training data and the objects that its clients share. They share a lock, since torch has one global generator."""
+    """Return a task, its training data and the objects that all clients share, among them a lock for torch's global generator."""
     loaded = load(task, None)
     return loaded, loaded.train(), SharedObjects()
 
 
 @dataclass
 class Process:
-    """A client or relay process in a thread, its messages, and the error that ended it."""
+    """A client or relay in a thread, its log messages, and the error that ended it."""
 
     output: list[str] = field(default_factory=list)
     error: FedcompError | None = None
@@ -67,7 +68,7 @@ class Process:
 
 
 class Clients(Process):
-    """A client process, run in a thread."""
+    """A ClientProcess in a thread."""
 
     def start(self, port: int, clients: Sequence[int], keys: Path | None, task: str = TASK) -> None:
         hosted_clients = {}
@@ -81,7 +82,7 @@ class Clients(Process):
 
 
 class Relay(Process):
-    """A relay process, run in a thread, and its port."""
+    """A RelayProcess in a thread, and its port."""
 
     port = 0
 
@@ -102,11 +103,11 @@ class Relay(Process):
 
 
 class Over(BaseException):
-    """Raised to end a run, when its script has ended."""
+    """An exception that ends a run after its script has ended."""
 
 
 class Scripted(Callback):
-    """Advances a script by one step after each round, and records the server's warnings. `port()` returns the figures of its port."""
+    """A callback that advances a script by one step after each round and records the server's warnings."""
 
     port: Callable[[], PortFigures]
 
@@ -134,7 +135,7 @@ class Scripted(Callback):
 
 
 class Deployed:
-    """A server's port and keys, and the clients that were started for it."""
+    """A server, and the clients and relays that were started for it."""
 
     def __init__(self, config: RunConfig, keys: Path | None):
         self.config, self.keys, self.port = config, keys, 0
@@ -147,14 +148,14 @@ class Deployed:
         return self.callback.warnings
 
     def start(self, *clients: int, at: Relay | None = None) -> Clients:
-        """Start a process of these clients, behind `relay` if it is given. The server must be running."""
+        """Start a process of these clients, which connect to the relay `at` or else to the server. The server must be running."""
         made = Clients()
         self.clients.append(made)
         made.start(at.port if at else self.port, clients, self.keys, self.config.task)
         return made
 
     def relay(self, **options) -> Relay:
-        """Start a relay. The server must be running. With keys, the first relay has the enrolment of relay 0, and so on."""
+        """Start a relay. The server must be running. With keys, relays have the enrolments of relays 0, 1, and so on."""
         made, id = Relay(), len(self.relays)
         self.relays.append(made)
         enrolled = self.keys and Enrolment.read(self.keys / "relays" / f"{id}.toml")
@@ -169,10 +170,10 @@ class Deployed:
         on_answer: Callable[[int, int], None] | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> Summary | None:
-        """Run the server, and start processes of these clients when it can be reached. The run ends when the script ends.
+        """Run the server, and start a process for each sequence of clients. If a script is given, the run ends when the script ends.
 
-        `behind`: for each relay to start, the clients behind it. `then` is called when all processes were started. `on_answer` is called
-        with the round and the number of answers. A server that is run again uses the same port.
+        `behind`: for each relay to start, its clients. `then` is called when all processes were started. `on_answer` is called with the
+        round and the number of answers. A server that is run again uses the same port.
         """
 
         def opened(port: int) -> None:
@@ -192,7 +193,7 @@ class Deployed:
 
 
 def rounds_until(true: Callable[[], bool], what: object = None) -> Iterator[None]:
-    """Yield once in each round until a condition holds. `what` is the message if it does not become true in time."""
+    """Yield after each round until a condition holds. `what`: message if the condition does not hold in time."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, what
@@ -201,21 +202,22 @@ def rounds_until(true: Callable[[], bool], what: object = None) -> Iterator[None
 
 @contextmanager
 def deployed(folder: Path, keys: Path | None = None, **options) -> Iterator[Deployed]:
-    usual = {
-        "task": TASK,
-        "participation": 1.0,
-        "batch_size": 10,
-        "seed": 5,
-        "device": "cpu",
-        "rounds": 2,
-    }
-    config = RunConfig(out=str(folder / "run"), **usual | options)
-    run = Deployed(config, keys)
+    """Yield a deployment whose run folder is `folder`/run. Its clients and relays end with the `with` block."""
+    usual = {"task": TASK, "participation": 1.0, "batch_size": 10, "rounds": 2}
+    usual |= {"seed": 5, "device": "cpu", "out": str(folder / "run")}
+    run = Deployed(RunConfig(**usual | options), keys)
     try:
         yield run
     finally:
         for process in [*run.clients, *run.relays]:
             process.process.end()
         for process in [*run.clients, *run.relays]:
-            process.thread.join(PATIENCE_S)
+            process.end()
             assert process.ended
+
+
+def simulated(run: Deployed, **changes) -> Path:
+    """Simulate a deployed run, with changed options if any. Return the run folder of the simulation."""
+    folder = Path(run.config.out).with_name("simulated")
+    simulate(replace(run.config, out=str(folder), engine="serial", **changes))
+    return folder

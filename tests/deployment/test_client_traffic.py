@@ -1,10 +1,10 @@
 """The traffic of each client: frames that were not sent to silent clients, and a running total over all of its connections."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 from one_process import deployed, rounds_until
+from run_files import records
 
 from fedcomp.callbacks import Rejection
 from fedcomp.deployment.client_traffic import ClientTraffic
@@ -17,10 +17,9 @@ from fedcomp.transports.grpc.traffic import TrafficReport, counts_bytes
 
 
 class Port:
-    """A port with counters that a test sets: client → bytes received and sent; None: the platform does not count bytes."""
+    """A port whose counters the test sets: bytes received and sent by client, or None if the platform does not count bytes."""
 
-    def __init__(self) -> None:
-        self.counted: dict[int, tuple[int, int]] | None = {}
+    counted: dict[int, tuple[int, int]] | None = None
 
     def traffic(self) -> TrafficReport | None:
         if self.counted is None:
@@ -37,27 +36,25 @@ def a_round(downlink: dict[int, int], answered: set[int]) -> RoundResult:
 
 def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
     port = Port()
-    by_client = ClientTraffic(port)
+    traffic = ClientTraffic(port)
     port.counted = {0: (300, 1200), 1: (90, 1100), 2: (90, 80)}
-    _, records = by_client.take(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}), {})
-    assert [r.downlink_bytes for r in records] == [1000, 1000, 0]
-    assert [r.wire_bytes_out for r in records] == [1200, 1100, 80]
-    assert [r.stage for r in records] == ["", DEADLINE, DEADLINE]
+    _, by_client = traffic.take(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}), {})
+    assert [r.downlink_bytes for r in by_client] == [1000, 1000, 0]
+    assert [r.wire_bytes_out for r in by_client] == [1200, 1100, 80]
+    assert [r.stage for r in by_client] == ["", DEADLINE, DEADLINE]
 
     # The bytes of the previous round do not count again. Client 0 answered, so it has received its frames in any case.
     port.counted = {0: (600, 1250), 1: (120, 1150), 2: (150, 1700)}
-    _, records = by_client.take(a_round({0: 500, 1: 500, 2: 500}, answered={0}), {})
-    assert [r.downlink_bytes for r in records] == [500, 0, 500]
-    assert [r.wire_bytes_out for r in records] == [50, 50, 1620]
-    assert [r.wire_bytes_in for r in records] == [300, 30, 60]
+    _, by_client = traffic.take(a_round({0: 500, 1: 500, 2: 500}, answered={0}), {})
+    assert [r.downlink_bytes for r in by_client] == [500, 0, 500]
+    assert [r.wire_bytes_out for r in by_client] == [50, 50, 1620]
+    assert [r.wire_bytes_in for r in by_client] == [300, 30, 60]
 
 
 def test_all_frames_count_if_the_platform_counts_no_bytes():
-    port = Port()
-    port.counted = None
-    _, records = ClientTraffic(port).take(a_round({0: 1000, 1: 1000}, answered={0}), {})
-    assert [r.downlink_bytes for r in records] == [1000, 1000]
-    assert [(r.wire_bytes_in, r.wire_bytes_out) for r in records] == [(None, None)] * 2
+    _, by_client = ClientTraffic(Port()).take(a_round({0: 1000, 1: 1000}, answered={0}), {})
+    assert [r.downlink_bytes for r in by_client] == [1000, 1000]
+    assert [(r.wire_bytes_in, r.wire_bytes_out) for r in by_client] == [(None, None)] * 2
 
 
 @pytest.mark.deploy
@@ -81,9 +78,8 @@ def test_a_client_with_a_renewed_key_keeps_one_running_total(tmp_path):
     options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6, "deadline": 1.0}
     with deployed(tmp_path, keys, **options) as run:
         run.serve([0, 2], [1], script=script())
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    figures = [f for line in text.splitlines() for f in json.loads(line)["by_client"]]
-    mine = [f for f in figures if f["client"] == 1]
+    clients = [client for record in records(tmp_path / "run") for client in record["by_client"]]
+    mine = [client for client in clients if client["client"] == 1]
     for i, name in enumerate(("wire_bytes_in", "wire_bytes_out")):
         first, before, after = (total[i] for total in totals)
         assert 0 < first <= before < after

@@ -1,4 +1,4 @@
-"""The clients that a deployed round waits for: a client that crashes again and again delays few rounds."""
+"""The clients for which a deployed round waits: a client that crashes again and again delays few rounds."""
 
 import pytest
 

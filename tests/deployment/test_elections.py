@@ -29,24 +29,11 @@ CONFIG = RunConfig(
     engine="serial",
     device="cpu",
 )
-DATA, SEALED = (
-    "election:byzantine=2,f=1",
-    "election:byzantine=2,form=ballots,sealed=true",
-)
+DATA, SEALED = "election:byzantine=2,f=1", "election:byzantine=2,form=ballots,sealed=true"
 
 
-def simulated(tmp_path, config: RunConfig) -> dict[str, list]:
-    simulate(replace(config, out=str(tmp_path / "run")))
-    return {
-        name: value.tolist()
-        for name, value in load_file(tmp_path / "run" / "model.safetensors").items()
-    }
-
-
-def model_of(run) -> dict[str, list]:
-    return {
-        name: view.tolist() for name, view in run.layout.views(run.loop.broadcasts.weights).items()
-    }
+def lists(tensors) -> dict[str, list]:
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize(("strategy", "faults"), [
@@ -58,7 +45,9 @@ def model_of(run) -> dict[str, list]:
 def test_a_deployed_election_gives_the_same_model_as_a_simulation(
     network, tmp_path, monkeypatch, strategy, faults
 ):
-    config, received = replace(CONFIG, strategy=strategy), []
+    config = replace(CONFIG, strategy=strategy, out=str(tmp_path / "run"))
+    simulate(config)
+    expected, received = load_file(tmp_path / "run" / "model.safetensors"), []
     receive = GrpcTransport.receive
 
     def listened(self, timeout_s: float):
@@ -72,29 +61,26 @@ def test_a_deployed_election_gives_the_same_model_as_a_simulation(
         for fault in faults:
             run.faults.fail_at(*fault)
         ballots: set[bytes] = set()
-        run.on_round = lambda outcome: ballots.update(held_bits(run))
+        run.on_round = lambda outcome: ballots.update(ballots_of(run))
         outcomes = run.rounds()
         run.send_farewell()
-        assert model_of(run) == simulated(tmp_path, config)
+        assert lists(run.layout.views(run.loop.broadcasts.weights)) == lists(expected)
         assert not run.faults.planned and all(outcome.broadcast for outcome in outcomes)
-        assert sum(len(outcome.rejections) for outcome in outcomes) == sum(
-            how == "garbage" for *_, how in faults
-        )
+        rejected = sum(len(outcome.rejections) for outcome in outcomes)
+        assert rejected == sum(how == "garbage" for *_, how in faults)
         if strategy == SEALED:
-            assert all(keys_on_disk(run, client) == 5 for client in range(5)), (
-                "clients must store pinned keys on the disk"
-            )
+            assert all(pinned_keys_on_disk(run, client) == 5 for client in range(5))
             everything = b"\x00".join(received)
-            assert len(ballots) > 5 and not any(packed in everything for packed in ballots), (
-                "the server must not receive a readable ballot"
-            )
+            # The server must not receive a readable ballot.
+            assert len(ballots) > 5 and not any(packed in everything for packed in ballots)
 
 
-def keys_on_disk(run, client: int) -> int:
+def pinned_keys_on_disk(run, client: int) -> int:
     member = run.clients.member(client)
     return sum(name.startswith(PIN) for name in SignatureLog(member.folder).of(member.run))
 
 
-def held_bits(run) -> list[bytes]:
-    kept = [run.clients.member(client).round_state.values for client in range(5)]
-    return [mine["bits"] for mine in kept if "bits" in mine]
+def ballots_of(run) -> list[bytes]:
+    """Return the unencrypted ballots that the clients have in their round states."""
+    values = [run.clients.member(client).round_state.values for client in range(5)]
+    return [mine["bits"] for mine in values if "bits" in mine]

@@ -1,4 +1,4 @@
-"""Callback calls that are passed to another process through a file."""
+"""Calls of a callback that are written to a file and read by another process."""
 
 import pytest
 

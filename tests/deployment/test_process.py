@@ -33,17 +33,30 @@ DATA = task.train()
 
 def invitation(config, loop, client=-1):
     strategy = loop.strategy
-    config = dataclasses.replace(config, uplink=str(strategy.uplink))
-    return Invitation(
-        "a run",
-        client,
-        pack_options(config),
-        strategy.model_layout.fingerprint,
-        loop.broadcasts.first,
-    )
+    options = pack_options(dataclasses.replace(config, uplink=str(strategy.uplink)))
+    layout = strategy.model_layout.fingerprint
+    return Invitation("a run", client, options, layout, loop.broadcasts.first)
 
 
-def a_loop(config):
+def up_to_date(loop, client=0):
+    """Return an assignment for a client whose model is the newest."""
+    b = loop.broadcasts
+    return Assignment(1, "train", client, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+
+
+def joined(config, loop, folder=None):
+    """Return client 0, which has joined the run."""
+    client = DeployedClient(setup_of(0), folder)
+    client.join(invitation(config, loop))
+    return client
+
+
+def new_config(**options):
+    usual = {"clients": 2, "rounds": 1, "participation": 1.0, "batch_size": 10}
+    return resolved(RunConfig(**usual | options))
+
+
+def new_loop(config):
     model = initial_model(task, config.seed)
     strategy = make_strategy(config, Layout.of(model))
     broadcasts = Broadcasts.of(strategy, strategy.model_layout.gather(model))
@@ -51,38 +64,33 @@ def a_loop(config):
 
 
 def rounds(loop, population, numbers):
-    """Run rounds with the clients of a population."""
+    """Run the rounds `numbers` with the clients of a population."""
     loop.transport.population = population
     return loop.rounds(numbers)
 
 
-def own(client, **changes):
+def setup_of(client, **changes):
+    """Return the ClientSetup of a client."""
     return dataclasses.replace(ClientSetup(task, DATA, CPU, client, client), **changes)
 
 
-class Members:
-    """Deployed clients behind the in-process transport. `killed(round, client)` returns when a client is killed: "before", "after" or "".
+class DeployedClients:
+    """Deployed clients with state folders.
 
-    "before" is before its answer, "after" is after its answer was saved.
+    `killed(round, client)` returns when to kill a client in a round: "before" its answer, "after" its answer was saved, or "" (never).
     """
 
     at_once = 1
+    shared = {}  # settings that are the same for all clients
 
     def __init__(self, folder, config, loop, killed=lambda round, client: ""):
-        self.folder, self.config, self.loop, self.killed, self.clients = (
-            folder,
-            config,
-            loop,
-            killed,
-            config.clients,
-        )
-        self.members = {}
+        self.folder, self.config, self.loop, self.killed = folder, config, loop, killed
+        self.clients, self.members = config.clients, {}
 
     def member(self, client):
         if client not in self.members:
-            self.members[client] = DeployedClient(
-                own(client), StateFolder(self.folder / str(client))
-            )
+            folder = StateFolder(self.folder / str(client))
+            self.members[client] = DeployedClient(setup_of(client, **self.shared), folder)
             assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
 
@@ -103,19 +111,18 @@ class Members:
             report = self.member(a.client).answer(a)
             if when == "after":
                 self.kill(a.client)
-                again = self.member(a.client).answer(a)
-                assert again == report
+                assert self.member(a.client).answer(a) == report
             reports.append(report)
         return reports
 
 
 def trained(folder, config, killed=lambda round, client: ""):
     """Return the weights and the results of a run with deployed clients."""
-    loop = a_loop(config)
-    members = Members(folder, config, loop, killed)
-    outcomes = list(rounds(loop, members, range(1, config.rounds + 1)))
+    loop = new_loop(config)
+    members = DeployedClients(folder, config, loop, killed)
+    results = list(rounds(loop, members, range(1, config.rounds + 1)))
     members.close()
-    return loop.broadcasts.weights, outcomes
+    return loop.broadcasts.weights, results
 
 
 @pytest.mark.parametrize(
@@ -134,41 +141,32 @@ def trained(folder, config, killed=lambda round, client: ""):
     ids=str,
 )
 def test_a_kill_before_or_after_any_answer_changes_nothing(tmp_path, options):
-    config = resolved(
-        RunConfig(**{"clients": 3, "rounds": 2, "participation": 1.0, "batch_size": 10} | options)
-    )
-    undisturbed, expected = trained(tmp_path / "a", config)
+    config = new_config(**{"clients": 3, "rounds": 2} | options)
+    weights, expected = trained(tmp_path / "a", config)
     moments = ("before", "after", "", "after", "before")
-    disturbed, outcomes = trained(
+    disturbed, results = trained(
         tmp_path / "b", config, lambda round, client: moments[(round + 2 * client) % 5]
     )
-    assert all(len(outcome.accepted) == len(outcome.cohort) for outcome in outcomes)
-    assert torch.equal(undisturbed, disturbed)
-    assert [o.traffic for o in outcomes] == [o.traffic for o in expected]
+    assert all(len(result.accepted) == len(result.cohort) for result in results)
+    assert torch.equal(weights, disturbed)
+    assert [result.traffic for result in results] == [result.traffic for result in expected]
 
 
 def test_a_client_starts_another_run_without_earlier_state(tmp_path):
-    config = resolved(RunConfig(clients=2, rounds=2, participation=1.0, batch_size=10))
+    config = new_config(rounds=2)
     trained(tmp_path, config)
     folder = StateFolder(tmp_path / "0")
-    member = DeployedClient(own(0), folder)
-    presence = member.join(
-        dataclasses.replace(invitation(config, a_loop(config)), run="another run")
-    )
-    assert (
-        presence.version == a_loop(config).broadcasts.first
-        and member.session.states.at(member.client_id).memory.pending is None
-    )
+    member = DeployedClient(setup_of(0), folder)
+    invited = dataclasses.replace(invitation(config, new_loop(config)), run="another run")
+    assert member.join(invited).version == new_loop(config).broadcasts.first
+    assert member.session.states.at(member.client_id).memory.pending is None
     folder.close()
 
 
 def test_a_client_that_failed_tries_again_for_the_same_assignment():
-    config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
-    loop = a_loop(config)
-    member = DeployedClient(own(0), None)
-    member.join(invitation(config, loop))
-    b = loop.broadcasts
-    asked = Assignment(1, "train", 0, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+    config = new_config()
+    loop = new_loop(config)
+    member, asked = joined(config, loop), up_to_date(loop)
     trainer = member.session.trainer
     sgd, trainer.sgd = trainer.sgd, dataclasses.replace(trainer.sgd, lr=1e38)
     assert member.answer(asked).kind == FAILED
@@ -177,35 +175,23 @@ def test_a_client_that_failed_tries_again_for_the_same_assignment():
 
 
 def test_a_client_without_a_state_folder_repeats_its_report():
-    config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
-    loop, asked = a_loop(config), []
-    member = DeployedClient(own(0), None)
-    member.join(invitation(config, loop))
+    config = new_config()
+    loop = new_loop(config)
+    member, asked = joined(config, loop), up_to_date(loop)
+    report = member.answer(asked)
+    assert report.kind == UPDATE and member.answer(asked) is report
 
-    class Once:
-        clients, at_once = 2, 2
 
-        def handle(self, assignments):
-            asked.extend(assignments)
-            first = [member.answer(a) if a.client == 0 else None for a in assignments]
-            again = member.answer(assignments[0])
-            assert again is first[0] and again.kind == UPDATE
-            other = DeployedClient(own(1), None)
-            other.join(invitation(config, loop))
-            assert other.answer(assignments[0]) is None  # an assignment for client 0
-            return [again, other.answer(assignments[1])]
-
-    (outcome,) = rounds(loop, Once(), [1])
-    assert len(outcome.accepted) == 2 and len(asked) == 2
+def test_a_client_does_not_answer_an_assignment_for_another_client():
+    config = new_config()
+    loop = new_loop(config)
+    assert joined(config, loop).answer(up_to_date(loop, client=1)) is None
 
 
 def test_a_client_frees_a_saved_report_and_repeats_it_from_its_state_folder(tmp_path):
-    config = resolved(RunConfig(clients=1, rounds=1, batch_size=10, uplink="identity"))
-    loop, folder = a_loop(config), StateFolder(tmp_path)
-    member = DeployedClient(own(0), folder)
-    member.join(invitation(config, loop))
-    b = loop.broadcasts
-    asked = Assignment(1, "train", 0, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+    config = new_config(clients=1, uplink="identity")
+    loop, folder = new_loop(config), StateFolder(tmp_path)
+    member, asked = joined(config, loop, folder), up_to_date(loop)
     report = member.answer(asked)
     copy, alive = dataclasses.replace(report), weakref.ref(report)
     del report
@@ -221,11 +207,9 @@ def test_a_client_frees_a_saved_report_and_repeats_it_from_its_state_folder(tmp_
 
 def test_an_earlier_phase_can_be_answered_again():
     """A restarted server begins the round again."""
-    config = resolved(
-        RunConfig(clients=1, rounds=3, participation=1.0, batch_size=10, strategy="powersgd:rank=1")
-    )
-    loop, asked, member = a_loop(config), [], DeployedClient(own(0), None)
-    member.join(invitation(config, loop))
+    config = new_config(clients=1, rounds=3, strategy="powersgd:rank=1")
+    loop, asked = new_loop(config), []
+    member = joined(config, loop)
 
     class Once:
         clients, at_once = 1, 1
@@ -234,66 +218,57 @@ def test_an_earlier_phase_can_be_answered_again():
             asked.extend(assignments)
             return [member.answer(assignments[0])]
 
-    outcomes = list(rounds(loop, Once(), range(1, 4)))
-    assert all(len(outcome.accepted) == 1 for outcome in outcomes) and len(asked) == 6
+    results = list(rounds(loop, Once(), range(1, 4)))
+    assert all(len(result.accepted) == 1 for result in results) and len(asked) == 6
     again = member.answer(asked[4])
     assert again.kind == UPDATE and (again.round, again.phase) == (3, "left")
 
 
 def test_a_client_without_an_enrolment_makes_and_keeps_a_key(tmp_path):
-    config = resolved(RunConfig(clients=2, batch_size=10))
-    invited, shown = invitation(config, a_loop(config)), []
+    config = new_config()
+    invited, shown = invitation(config, new_loop(config)), []
     for name in ("a", "a", "b"):
         folder = StateFolder(tmp_path / name)
-        shown.append(DeployedClient(own(0), folder).join(invited).key)
+        shown.append(DeployedClient(setup_of(0), folder).join(invited).key)
         folder.close()
     assert verifier(shown[0]) and shown[0] == shown[1] != shown[2]
-    enrolled = DeployedClient(own(0), None, ec.generate_private_key(ec.SECP384R1()))
+    enrolled = DeployedClient(setup_of(0), None, ec.generate_private_key(ec.SECP384R1()))
     assert enrolled.join(invited).key == b""  # its certificate has the key
 
 
 def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path):
-    """Its state names only the newest versions, not the initial version of the run."""
+    """The client's state names only the newest versions, not the initial version of the run."""
     last = MAX_PAST_VERSIONS + 4
-    config = resolved(
-        RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10, local_steps=1)
-    )
-    _, outcomes = trained(
+    config = new_config(rounds=last, local_steps=1)
+    _, results = trained(
         tmp_path, config, lambda round, client: "before" if (round, client) == (last, 1) else ""
     )
-    assert outcomes[-1].traffic.versions_behind == {0: 1, 1: 1} and not outcomes[-1].rejections
+    assert results[-1].traffic.versions_behind == {0: 1, 1: 1} and not results[-1].rejections
 
 
 # Invitations.
 
 
-def refused(change, brought=None, config=None):
-    config = config or resolved(RunConfig(clients=2, batch_size=10))
-    invited = dataclasses.replace(invitation(config, a_loop(config)), **change)
+def refused(setup, **changes):
+    """Return the error with which a client refuses a changed invitation."""
+    config = new_config()
+    invited = dataclasses.replace(invitation(config, new_loop(config)), **changes)
     with pytest.raises(FedcompError) as error:
-        DeployedClient(brought or own(0), None).join(invited)
+        DeployedClient(setup, None).join(invited)
     assert "\n" not in str(error.value)
-    return error
+    return error.value
 
 
 def test_an_invitation_for_another_model_is_refused_in_one_sentence():
     other = Task("wider", lambda: torch.nn.Linear(2, 2), train=task.train, test=task.test)
-    error = refused({}, own(0, task=other))
-    assert error.type is UserError and "give the task that the server was started with" in str(
-        error.value
-    )
+    error = refused(setup_of(0, task=other))
+    assert type(error) is UserError
+    assert "give the task that the server was started with" in str(error)
 
 
-@for_each(
-    "options",
-    [
-        "",
-        "[]",
-        "[" * 100_000,
-    ],
-)
+@for_each("options", ["", "[]", "[" * 100_000])
 def test_malformed_options_of_an_invitation_are_refused(options):
-    assert refused({"options": options}).type is ProtocolError
+    assert type(refused(setup_of(0), options=options)) is ProtocolError
 
 
 @for_each(
@@ -313,16 +288,15 @@ def test_malformed_options_of_an_invitation_are_refused(options):
     ],
 )
 def test_options_of_an_invitation_are_checked_and_execute_nothing(name, value):
-    config = resolved(RunConfig(clients=2, batch_size=10))
-    refused({"options": json.dumps(json.loads(pack_options(config)) | {name: value})})
+    options = json.loads(pack_options(new_config())) | {name: value}
+    refused(setup_of(0), options=json.dumps(options))
 
 
 @for_each("text", ["election:form=ballots", "powersgd:rank=1", "scaffold"])
 def test_a_client_uses_the_client_algorithm_of_the_invitation(text):
-    config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
-    loop = a_loop(config)
-    client = DeployedClient(own(0), None)
-    client.join(invitation(config, loop))
+    config = new_config(clients=5, strategy=text)
+    loop = new_loop(config)
+    client = joined(config, loop)
     assert client.session.algorithm == loop.strategy.client_algorithm
     assert client.session.replica.version == loop.broadcasts.version
 
@@ -336,9 +310,8 @@ def test_a_client_uses_the_client_algorithm_of_the_invitation(text):
     ],
 )
 def test_a_client_logs_on_which_examples_it_trains(partition_id, evaluate, says):
-    options = {"clients": 5, "participation": 1.0, "batch_size": 10, "evaluate": evaluate}
-    config = resolved(RunConfig(**options))
-    client = DeployedClient(own(0, partition_id=partition_id), None)
-    presence = client.join(invitation(config, a_loop(config), client=0))
+    config = new_config(clients=5, evaluate=evaluate)
+    client = DeployedClient(setup_of(0, partition_id=partition_id), None)
+    presence = client.join(invitation(config, new_loop(config), client=0))
     message = str(log_messages.joined(presence, client.session, partition_id))
     assert message.startswith(f"joined the run as client 0, with {says}, uplink stc:")

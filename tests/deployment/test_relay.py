@@ -1,39 +1,38 @@
-"""Runs with relays give the same model as runs without, also if a relay is restarted during a round."""
+"""Runs with relays give the same model as runs without relays, even if a relay is restarted during a round."""
 
-import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from one_process import PATIENCE_S, TASK, Deployed, deployed, rounds_until
+from run_files import model, records
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
 from fedcomp.cli.main import app
+from fedcomp.deployment.start import Endpoint
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import add_relay, make, revoke
 from fedcomp.keys.registry import Registry
-from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
+from fedcomp.transports.grpc import GrpcTransport, PortSettings, RelayTerms
 from fedcomp.transports.grpc.traffic import counts_bytes
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
 
 def lines(folder: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    return records(folder / "run")
 
 
-def model(folder: Path) -> bytes:
-    return (folder / "run" / "model.safetensors").read_bytes()
+def same_model(one: Path, other: Path) -> bool:
+    return model(one / "run") == model(other / "run")
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +50,17 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         run.serve([0, 1, 2, 3])
     with deployed(tmp_path / "relay", keys, **options) as run:
         run.serve([3], behind=[[0, 1, 2]])
-        for clients in run.clients:
-            clients.thread.join(PATIENCE_S)
-            assert clients.ended and clients.error is None
         (relay,) = run.relays
-        relay.thread.join(PATIENCE_S)
-        assert relay.ended and relay.error is None
+        for process in (*run.clients, relay):
+            process.thread.join(PATIENCE_S)
+            assert process.ended and process.error is None
         assert relay.has_logged(
             f"connects clients at 127.0.0.1:{relay.port} with the server localhost:{run.port} in a run of 4 clients"
         )
         assert relay.has_logged("and forwards their encoded updates")
         assert relay.has_logged("the run is over after round 2")
         assert not run.warnings
-    assert model(tmp_path / "relay") == model(tmp_path / "direct")
+    assert same_model(tmp_path / "relay", tmp_path / "direct")
     same = ("accepted", "rejected", "uplink_bytes", "downlink_bytes", "loss")
     for line, other in zip(lines(tmp_path / "relay"), lines(tmp_path / "direct"), strict=True):
         assert [line[name] for name in same] == [other[name] for name in same]
@@ -106,7 +103,7 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("direct", [False, True], ids=["all behind", "one before"])
+@pytest.mark.parametrize("direct", [False, True], ids=["all at the relay", "one at the server"])
 def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct):
     expected = simulated(tmp_path / "simulated", relays=1, rounds=2, **ADDED)
     with deployed(tmp_path, relays=1, rounds=2, **ADDED) as run:
@@ -130,7 +127,7 @@ def test_tables_that_are_too_small_cause_one_warning(tmp_path):
 
 def test_a_client_that_ends_does_not_delay_the_updates_of_the_others(tmp_path):
     def cohort() -> list[int]:
-        return [figures["client"] for figures in lines(tmp_path)[-1]["by_client"]]
+        return [client["client"] for client in lines(tmp_path)[-1]["by_client"]]
 
     def script() -> Iterator[None]:
         run.clients[1].end()
@@ -143,9 +140,6 @@ def test_a_client_that_ends_does_not_delay_the_updates_of_the_others(tmp_path):
     with deployed(tmp_path, **options) as run:
         run.serve(behind=[[0, 1, 2]], script=script(), then=lambda: run.start(3, at=run.relays[0]))
     assert sum(line["rejected"] for line in lines(tmp_path)) <= 1
-
-
-# Sealed elections: a relay forwards the clients' keys and the messages between clients.
 
 
 def test_a_sealed_election_through_a_relay_gives_the_same_model(tmp_path, keys):
@@ -164,15 +158,14 @@ def test_a_sealed_election_through_a_relay_gives_the_same_model(tmp_path, keys):
     with deployed(tmp_path / "relay", keys, **options) as run:
         run.serve([4], behind=[[0, 1, 2, 3]])
         assert not run.warnings
-    assert model(tmp_path / "relay") == model(tmp_path / "direct")
+    assert same_model(tmp_path / "relay", tmp_path / "direct")
     assert all(line["accepted"] == 5 for line in lines(tmp_path / "relay"))
 
 
 # Faults.
 
 
-def again(run: Deployed) -> None:
-    """Restart the relay on the same port while the assignments of its clients are open."""
+def restart_relay(run: Deployed) -> None:
     (relay,) = run.relays
     relay.end()
     assert relay.ended
@@ -189,7 +182,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
     def disturb(round: int, answered: int) -> None:
         if round == 2 and round not in disturbed:
             disturbed.append(round)
-            again(run)
+            restart_relay(run)
 
     with deployed(tmp_path / "disturbed", keys, **options) as run:
         run.serve([3], behind=[[0, 1, 2]], on_answer=disturb)
@@ -200,7 +193,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
         names = ("undisturbed", "disturbed")
         assert close(*(load_file(tmp_path / n / "run" / "model.safetensors") for n in names))
     else:
-        assert model(tmp_path / "disturbed") == model(tmp_path / "undisturbed")
+        assert same_model(tmp_path / "disturbed", tmp_path / "undisturbed")
 
 
 def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys):
@@ -212,7 +205,7 @@ def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys)
         run.config = replace(run.config, resume=True)
         assert run.serve().client_updates == 8
         assert run.relays[0].has_logged("trying again")
-    assert model(tmp_path / "disturbed") == model(tmp_path / "undisturbed")
+    assert same_model(tmp_path / "disturbed", tmp_path / "undisturbed")
 
 
 def test_a_relay_with_stay_serves_the_next_run(tmp_path):
@@ -257,7 +250,7 @@ def test_a_relay_that_is_revoked_ends_and_its_clients_wait_for_another(tmp_path)
 
 
 def sentence(*words: object) -> str:
-    """Return the error message of a `fedcomp` command."""
+    """Return the error message of a `fedcomp` command, which must be a single line."""
     result = CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
     assert result.exit_code == 2, (result.output, result.exception)
     (line,) = result.stderr.splitlines()
@@ -265,14 +258,21 @@ def sentence(*words: object) -> str:
     return line.removeprefix("fedcomp: ")
 
 
-@pytest.fixture
-def server() -> Iterator[GrpcTransport]:
+@contextmanager
+def transport(**settings) -> Iterator[GrpcTransport]:
     terms = RelayTerms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
-    invitation = Invitation("ab" * 16, -1, "{}", "", "")
-    made = GrpcTransport(PortSettings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
+    made = GrpcTransport(
+        PortSettings("127.0.0.1", 0, terms.invitation, 1, 1 << 20, relay_terms=terms, **settings)
+    )
     made.open()
     yield made
     made.close()
+
+
+@pytest.fixture
+def server() -> Iterator[GrpcTransport]:
+    with transport() as made:
+        yield made
 
 
 def test_a_relay_needs_an_enrolment(tmp_path, monkeypatch):
@@ -324,28 +324,11 @@ def test_a_relay_reports_a_missing_server_and_a_server_of_another_ca(server, tmp
         free = trial.getsockname()[1]
     output = sentence("relay", "--insecure", "--server", f"localhost:{free}", "--patience", 0)
     assert f"localhost:{free}" in output
-    with GrpcServer(keys, tmp_path) as port:
-        mine = ("--enrolment", keys / "relays" / "0.toml", "--server", f"localhost:{port}")
+    make(tmp_path / "other", 1)
+    credentials = Endpoint(keys=tmp_path / "other").credentials()
+    with transport(credentials=credentials, keys=Registry(tmp_path / "other/registry.toml")) as at:
+        mine = ("--enrolment", keys / "relays" / "0.toml", "--server", f"localhost:{at.port}")
         assert "certificate" in sentence("relay", *mine, "--patience", 0, "--port", 0)
-
-
-class GrpcServer:
-    """A server with the keys of another CA."""
-
-    def __init__(self, keys: Path, folder: Path):
-        make(folder / "other", 1)
-        read = [(folder / "other" / n).read_bytes() for n in ("server.crt", "server.key", "ca.crt")]
-        invitation = Invitation("ab" * 16, -1, "{}", "", "")
-        keys = Registry(folder / "other" / "registry.toml")
-        settings = PortSettings("127.0.0.1", 0, invitation, 1, 1 << 20, Credentials(*read), keys)
-        self.transport = GrpcTransport(settings)
-
-    def __enter__(self) -> int:
-        self.transport.open()
-        return self.transport.port
-
-    def __exit__(self, *error: object) -> None:
-        self.transport.close()
 
 
 def test_relays_are_refused_with_flower(tmp_path):

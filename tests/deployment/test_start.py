@@ -1,15 +1,16 @@
 """Deployed runs: server and client processes on loopback, also if they are killed, send the same bytes as a simulation."""
 
-import json
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import normalized_task
 import pytest
 import torch
 from cases import for_each
 from deployment import TASK, WIDE, free_port, stage
+from run_files import SAME, flags, outcome, records
 from typer.testing import CliRunner
 
 import fedcomp
@@ -35,50 +36,18 @@ OPTIONS = {
 }
 
 
-def flags(options):
-    return [
-        word
-        for name, value in options.items()
-        for word in ("--" + name.replace("_", "-"), str(value))
-    ]
-
-
 FLAGS = flags(OPTIONS)
-SAME = (
-    "round",
-    "accuracy",
-    "loss",
-    "train_loss",
-    "cohort",
-    "accepted",
-    "rejected",
-    "uplink_bytes",
-    "uplink_nonzeros",
-)
-ALSO = (
-    *SAME,
-    "downlink_bytes",
-    "catch_up_bytes",
-    "first_download_bytes",
-)  # compared only if no process was killed
+# Fields that are equal in a deployment and its simulation if no process was killed.
+UNDISTURBED = [*SAME, "downlink_bytes", "catch_up_bytes", "first_download_bytes"]
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Return the run folder of a simulation with the same options."""
+    """Return the config of a simulation that has run with the same options."""
     folder = tmp_path_factory.mktemp("simulated") / "run"
-    simulate(RunConfig(task=TASK, engine="serial", device="cpu", out=str(folder), **OPTIONS))
-    return folder
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def outcome(folder, names=SAME):
-    return [{name: line[name] for name in names} for line in lines(folder)], (
-        folder / "model.safetensors"
-    ).read_bytes()
+    config = RunConfig(task=TASK, engine="serial", device="cpu", out=str(folder), **OPTIONS)
+    simulate(config)
+    return config
 
 
 def test_a_run_with_tls_equals_its_simulation_and_refuses_unknown_clients(tmp_path, simulated):
@@ -89,50 +58,30 @@ def test_a_run_with_tls_equals_its_simulation_and_refuses_unknown_clients(tmp_pa
     with stage(tmp_path) as on:
         server = on.server("--keys", str(keys), "--host", "127.0.0.1", *FLAGS)
         server.wait_for("^round  ")
-        revoked = on.client(
-            0,
-            "--enrolment",
-            str(keys / "clients" / "3.toml"),
-            "--state-dir",
-            "revoked",
-            name="revoked",
-        )
-        foreign = on.client(
-            0,
-            "--enrolment",
-            str(tmp_path / "others" / "clients" / "0.toml"),
-            "--state-dir",
-            "foreign",
-            name="foreign",
-        )
-        plain = on.client(0, "--insecure", "--state-dir", "plain", name="plain")
+        unknown = {
+            "revoked": ("--enrolment", str(keys / "clients" / "3.toml")),
+            "foreign": ("--enrolment", str(tmp_path / "others" / "clients" / "0.toml")),
+            "plain": ("--insecure",),
+        }
+        refused = [
+            on.client(0, *words, "--state-dir", name, name=name) for name, words in unknown.items()
+        ]
         clients = [
             on.client(i, "--enrolment", str(keys / "clients" / f"{i}.toml")) for i in range(3)
         ]
-        assert [stranger.end() for stranger in (revoked, foreign, plain)] == [2, 2, 2]
+        assert [client.end() for client in refused] == [2, 2, 2]
         assert server.end() == 0, server.output
         assert [client.end() for client in clients] == [0, 0, 0]
-    assert "client 3 is revoked" in revoked.output
-    assert all(
-        stranger.output.count("fedcomp: ") == 1 and "Traceback" not in stranger.output
-        for stranger in (revoked, foreign, plain)
-    )
-    assert outcome(tmp_path / "run", ALSO) == outcome(simulated, ALSO)
+    assert "client 3 is revoked" in refused[0].output
+    for client in refused:
+        assert client.output.count("fedcomp: ") == 1 and "Traceback" not in client.output
+    assert outcome(tmp_path / "run", UNDISTURBED) == outcome(Path(simulated.out), UNDISTURBED)
     assert "at the port " in server.output
-    wire = lines(tmp_path / "run")[-1]
-    assert (
-        wire["wire_bytes_in"] > wire["uplink_bytes"]
-        and wire["wire_bytes_out"] > wire["downlink_bytes"]
-    )
-    left = {file.name for file in (tmp_path / "run").iterdir()}
-    assert left == {
-        "config.toml",
-        "metrics.jsonl",
-        "summary.json",
-        "model.safetensors",
-        "checkpoint",
-        "report.html",
-    }
+    last = records(tmp_path / "run")[-1]
+    assert last["wire_bytes_in"] > last["uplink_bytes"]
+    assert last["wire_bytes_out"] > last["downlink_bytes"]
+    files = "config.toml metrics.jsonl summary.json model.safetensors checkpoint report.html"
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {*files.split()}
 
 
 def test_an_invalid_server_certificate_is_refused_before_anything_is_written(tmp_path):
@@ -197,9 +146,7 @@ def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_
     assert right == pytest.approx(run.accuracy, abs=1e-6) and model[1].num_batches_tracked == 1
 
 
-def test_a_client_with_another_model_is_refused_and_an_interrupted_server_resumes(
-    tmp_path,
-):
+def test_a_client_with_another_model_is_refused_and_an_interrupted_server_names_resume(tmp_path):
     with stage(tmp_path) as on:
         server = on.server("--insecure", *FLAGS)
         other = on.client(0, "--insecure", *WIDE)
@@ -207,23 +154,17 @@ def test_a_client_with_another_model_is_refused_and_an_interrupted_server_resume
         server.wait_for("^warning: client 0 cannot take part: the run has another model ")
         server.wait_for("0 of 3 clients are connected")
         assert server.interrupt(signal.SIGINT) == 128 + signal.SIGINT
-    assert (
-        "fedcomp: the run has another model" in other.output
-        and "give the task that the server was started with" in other.output
-    )
-    assert re.search(
-        r"interrupted before the end of round 1; continue with: fedcomp server start .*--insecure .*--resume\n",
-        server.output,
-    )
+    assert "fedcomp: the run has another model" in other.output
+    assert "give the task that the server was started with" in other.output
+    command = r"continue with: fedcomp server start .*--insecure .*--resume\n"
+    assert re.search(f"interrupted before the end of round 1; {command}", server.output)
     assert "--insecure: no TLS and no keys" in server.output
 
 
 def test_a_server_needs_keys_or_insecure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError,
-        match="the folder of keys keys does not exist; make it with: fedcomp keys init --out keys",
-    ):
+    missing = "the folder of keys keys does not exist; make it with: fedcomp keys init --out keys"
+    with pytest.raises(UserError, match=missing):
         deployment_commands.serve(RunConfig(), RunDisplay())
     with pytest.raises(ConfigError, match="--insecure uses no keys"):
         deployment_commands.serve(RunConfig(), RunDisplay(), insecure=True, keys="keys")
@@ -236,7 +177,7 @@ def client(*words: object):
     return CliRunner().invoke(app, ["client", *map(str, words)], prog_name="fedcomp")
 
 
-CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
+INSECURE = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
 
 
 @for_each(
@@ -249,13 +190,13 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
             ["--insecure", "--server", "localhost", "--client-id", "1"],
             "--server cannot be 'localhost'; give host:port",
         ),
-        ([*CLAIMED, "--partitions", "2"], "--partitions needs --partition-id"),
+        ([*INSECURE, "--partitions", "2"], "--partitions needs --partition-id"),
         (["--insecure", "--enrolment", "0.toml"], "leave one of them out"),
         (["--enrolment", "absent.toml"], "absent.toml cannot be read"),
-        ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),
-        ([*CLAIMED, "--data", "absent"], "--data absent is not a folder"),
-        ([*CLAIMED, "--patience", "inf"], "inf is not in the range"),
-        ([*CLAIMED, "--patience", "nan"], "'--patience': nan is not a number of seconds"),
+        ([*INSECURE, "--task", "digit"], "unknown task 'digit'"),
+        ([*INSECURE, "--data", "absent"], "--data absent is not a folder"),
+        ([*INSECURE, "--patience", "inf"], "inf is not in the range"),
+        ([*INSECURE, "--patience", "nan"], "'--patience': nan is not a number of seconds"),
     ],
 )
 def test_a_client_that_cannot_start_reports_one_sentence(tmp_path, monkeypatch, words, sentence):
@@ -280,10 +221,7 @@ def test_a_client_gives_up_after_its_patience(tmp_path, monkeypatch):
     [
         ({"attack": "inverted:1"}, "leave --attack out"),
         ({"engine": "batched"}, "--engine applies to simulations only"),
-        (
-            {"checkpoint_every": 3},
-            "--checkpoint-every applies to simulations only",
-        ),
+        ({"checkpoint_every": 3}, "--checkpoint-every applies to simulations only"),
     ],
 )
 def test_options_of_simulations_are_refused_in_one_sentence(tmp_path, options, sentence):
@@ -294,9 +232,4 @@ def test_options_of_simulations_are_refused_in_one_sentence(tmp_path, options, s
 
 def test_a_simulated_run_is_not_continued_by_a_server(simulated):
     with pytest.raises(RunFolderError, match="continue it with fedcomp sim"):
-        serve(
-            RunConfig(
-                task=TASK, engine="serial", device="cpu", out=str(simulated), resume=True, **OPTIONS
-            ),
-            Endpoint(0),
-        )
+        serve(replace(simulated, resume=True), Endpoint(0))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from one_process import deployed, rounds_until
+from run_files import records
 
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import make, revoke
@@ -13,12 +14,6 @@ from fedcomp.transports.grpc import port
 from fedcomp.transports.grpc.traffic import counts_bytes
 
 WIRE = ("wire_bytes_in", "wire_bytes_out")
-
-
-def lines(folder: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
 
 
 def summary(folder: Path) -> dict:
@@ -29,7 +24,7 @@ def summary(folder: Path) -> dict:
 def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
     with deployed(tmp_path, clients=2, rounds=3) as run:
         run.serve([0, 1])
-    rounds, whole = lines(tmp_path), summary(tmp_path)
+    rounds, whole = records(tmp_path / "run"), summary(tmp_path)
     for name, frames in zip(WIRE, ("uplink_bytes", "downlink_bytes")):
         assert whole[name] == sum(line[name] for line in rounds)
         for line in rounds:
@@ -45,7 +40,7 @@ def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
         run.serve([0, 1])
     whole = summary(tmp_path)
     assert [whole[name] for name in WIRE] == [None, None] and whole["client_updates"] == 4
-    for line in lines(tmp_path):
+    for line in records(tmp_path / "run"):
         assert [line[name] for name in WIRE] == [None, None]
         assert [[f[name] for name in WIRE] for f in line["by_client"]] == [[None, None]] * 2
         assert all(f["uplink_bytes"] for f in line["by_client"])
@@ -85,9 +80,8 @@ def test_a_running_server_follows_changed_keys_and_survives_a_malformed_registry
         assert isinstance(late.error, UserError)
         assert "a newer connection has joined as client 2, and the server keeps" in str(late.error)
 
-        yield from rounds_until(
-            lambda: newer.has_logged("joined the run as client 2"), newer.output
-        )
+        joined = "joined the run as client 2"
+        yield from rounds_until(lambda: newer.has_logged(joined), newer.output)
         revoke(keys, 2)
         yield from rounds_until(lambda: newer.ended, newer.output)
         assert isinstance(newer.error, UserError) and "client 2 is revoked" in str(newer.error)

@@ -49,6 +49,6 @@ def test_clients_without_a_valid_key_are_warned_about(tmp_path, enrolled, withou
     assert len(messages) == (without is not None)
     if without:
         assert (
-            f"{without} cannot join without a valid key: enrol new clients with fedcomp keys add --count {3 - enrolled} --keys"
+            f"{without} cannot join without a valid key; enrol new clients with fedcomp keys add --count {3 - enrolled} --keys"
             in messages[0]
         )

@@ -16,7 +16,7 @@ from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # Flower's home folder and log file in the state folder
 POLL_S = 0.2  # time between two reads of the ClientApp's messages
-FAREWELL_S = 5.0  # time for the SuperNode to send the client's last answer after the end of the run
+FAREWELL_S = 5.0  # time for the SuperNode to send the client's last answer
 TRUST_WARNING = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; connect only to servers that you trust, or use "
     "--transport grpc"
@@ -24,10 +24,7 @@ TRUST_WARNING = (
 
 
 class FlowerClient:
-    """A client in a SuperNode, with its files in the state folder `path`.
-
-    `options`: the client's options for the ClientApp in device_app.py, with absolute paths.
-    """
+    """A client in a SuperNode, with its files in the state folder `path`. `options`: the client's options for device_app.py."""
 
     def __init__(
         self,
@@ -48,9 +45,9 @@ class FlowerClient:
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Run the SuperNode until the federated run is over, and for later runs too if `stay` is True.
+        """Run the SuperNode until the run is over. If `stay` is True, wait for the next run instead of returning.
 
-        Raises UserError if the client cannot take part or cannot reach the server within `patience_s`.
+        Raises UserError if the client cannot take part or cannot reach the server within `patience_s` seconds.
         """
         lock = StateFolder(self.home)
         try:

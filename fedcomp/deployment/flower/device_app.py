@@ -1,8 +1,8 @@
-"""The ClientApp of a deployment: one client under Flower's SuperNode, started by `fedcomp client --transport flower`.
+"""The ClientApp of a deployment: a client in the SuperNode that `fedcomp client --transport flower` starts.
 
 Flower starts a process for each message. Each process therefore reads the client's state from the state folder, and writes it back before
-it sends the answer. The state folder also holds the client's options (`SETUP`), the server's invitation (`INVITED`) and the client's log
-(`MESSAGES`).
+it sends the answer. The state folder also has the client's options (`SETUP`), the server's invitation (`INVITED`) and the log messages
+(`MESSAGES`), which `fedcomp client` prints.
 """
 
 import json
@@ -82,7 +82,7 @@ def leave(message: Message, context: Context) -> Message:
 
 @contextmanager
 def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder]]:
-    """Yield the client and its state folder, whose path is in the node config. The folder is locked until the `with` block ends."""
+    """Yield the client and its state folder, which is locked until the `with` block ends."""
     path = Path(str(context.node_config[FOLDER]))
     options = json.loads((path / SETUP).read_text())
     task = load(options["task"], data_folder(options["data"]))

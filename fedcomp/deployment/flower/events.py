@@ -11,14 +11,11 @@ from ...callbacks import Callback, ForwardingCallback, Header, PortFigures, Summ
 from ...errors import FedcompError, UserError
 from ...server.run_folder import parse_record, parse_summary
 
-ENDED, FAILED = "ended", "failed"  # the file's last event has one of these names
+ENDED, FAILED = "ended", "failed"  # the last event: the run is complete, or has failed
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its methods to a file.
-
-    Call `forward` to write an event that is not a method call, such as ENDED.
-    """
+    """A callback that writes each call of its methods to a file. `forward` also writes events that are not method calls, such as ENDED."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -31,11 +28,11 @@ class EventWriter(ForwardingCallback):
         self.forward(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Do nothing, because a function such as `port` cannot be written to a file."""
+        """Do nothing, because the function `port` cannot be written to a file."""
 
 
 class EventReader:
-    """A reader of an event file, which repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
+    """A reader of the file of an EventWriter, which repeats the calls on `callback`. `summary` is None until the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback
@@ -44,7 +41,7 @@ class EventReader:
         self._lines = new_lines(path)
 
     def read(self) -> None:
-        """Repeat the calls that were written to the file since the last `read`. Raises the error that ended the run, if any."""
+        """Repeat the calls that were written since the last `read`. Raises the error that ended the run, if any."""
         for line in self._lines():
             name, *values = json.loads(line)
             if name == FAILED:

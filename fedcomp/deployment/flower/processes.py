@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from ...errors import FedcompError
 from ...keys.connection import join_address
+from ..ports import LOOPBACK, listen
 
-LOOPBACK = "127.0.0.1"
 STOP_S = 5.0  # time for a process to end before it is killed
 HELP_S = 60.0  # time limit of a command with --help
 PR_SET_PDEATHSIG = 1  # prctl option of Linux: kill a process when its parent ends
@@ -29,7 +28,7 @@ def script(name: str, env: dict[str, str]) -> str:
     command = shutil.which(name, path=env["PATH"])
     if command is None:
         raise FedcompError(
-            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
+            f"the command {name} is not installed; install it with: {sys.executable} -m pip install flwr"
         )
     return command
 
@@ -54,10 +53,14 @@ def run(
     command: Sequence[str], home: Path, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Flower command until it ends."""
-    silent, env = subprocess.DEVNULL, environment(home)
-    words = [script(command[0], env), *command[1:]]
+    env = environment(home)
     return subprocess.run(
-        words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
+        [script(command[0], env), *command[1:]],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -67,9 +70,9 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
+    """Return the command-line options for a SuperLink at `host:port`, and the address of its Control API.
 
-    Older versions of Flower use a port for each API, and newer versions use one port for all APIs.
+    Older versions of Flower use one port for each API, and newer versions use one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -95,10 +98,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in its own session, so that Ctrl-C in the terminal does not reach the command.
-
-    Append the command's output to `log`.
-    """
+    """Start a Flower command with its output in `log`. It runs in its own session, so that Ctrl-C in the terminal does not reach it."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -120,9 +120,9 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, or kill the process if it still runs after 5 s, and kill the other processes of its group.
+    """Terminate a process, or kill it if it still runs after 5 s, and kill the other processes of its group.
 
-    On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
+    Flower's SuperLink starts processes in other groups. On Linux, descendants that still run another 5 s later are killed too.
     """
     descendants = _descendants(process.pid)
     try:
@@ -157,6 +157,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    with listen(LOOPBACK, 0) as listener:
+        return listener.getsockname()[1]

@@ -21,10 +21,10 @@ from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
 from ...server.option_callbacks import with_option_callbacks
+from ..ports import LOOPBACK
 from ..start import Endpoint, refuse_ports_in_use, refuse_simulation_options
 from . import processes
 from .events import EventReader
-from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
 START_S = 60.0  # time limit for the SuperLink to open its port
@@ -56,8 +56,8 @@ def serve(
 ) -> Summary:
     """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
 
-    The port is on the loopback address unless the endpoint names a host. Raises UserError for invalid options. If Flower's processes fail,
-    raises FedcompError and keeps their log.
+    The default host is the loopback address. Raises UserError for invalid options. If Flower's processes fail, raises FedcompError and
+    keeps their log.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -85,17 +85,14 @@ def serve(
             events.read()
             if not running and not events.ended:
                 sentence = "Flower ended before the run was complete"
-                raise link.failure(sentence, "; start again with --resume to continue the run")
+                raise link.failure(sentence, "; continue the run with --resume")
             time.sleep(POLL_S)
         assert events.summary is not None
         return events.summary
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp.
-
-    The settings turn off the JSON log, the metrics page and TensorBoard, because `serve` itself provides these outputs.
-    """
+    """Return the settings of the ServerApp, without the JSON log, the metrics page and TensorBoard, which `serve` itself provides."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -115,7 +112,7 @@ class SuperLink:
         self._failed = False
 
     def start(self) -> None:
-        """Start the SuperLink, and wait until its port is open. Raises FedcompError if the port does not open within START_S seconds."""
+        """Start the SuperLink and wait until its port is open. Raises FedcompError if this takes longer than START_S seconds."""
         self.home.mkdir()
         host, port = self.endpoint.host, self.endpoint.port
         options, self.control = processes.superlink_options(host, port, self.home)
@@ -128,7 +125,7 @@ class SuperLink:
             time.sleep(0.05)
 
     def register(self) -> list[tuple[int, int, str]] | None:
-        """Register the enrolled clients. Return each client's node id, logical id and public key (OpenSSH), or None without keys."""
+        """Register the enrolled clients. Return each one's node id, logical id and public key (OpenSSH), or None without keys."""
         if self.endpoint.keys is None:
             return None
         registered = []
@@ -140,7 +137,7 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run to Flower. When the run has ended, `running` returns False."""
+        """Submit the run to Flower with a command that ends when the run ends."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:

@@ -2,11 +2,10 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy makes and aggregates whole models (ArrayRecords). In the
-messages, the wrapper replaces the models by compressed vectors (frames). The server sends a client only the compressed model changes
-(broadcasts) that the client has missed. A client compresses its update with error feedback, as in Sattler et al. 2019, algorithm 2. The
-paper averages the updates; here, the wrapped strategy aggregates the clients' models. The server rejects a malformed reply and logs the
-reason.
+Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still makes and aggregates complete models
+(ArrayRecords). In the messages, the wrapper replaces each model: the server sends a client the compressed model changes (broadcasts) that
+the client has missed, and a client sends its compressed update with error feedback, as in Sattler et al. 2019, algorithm 2. The paper
+averages the updates; here, the wrapped strategy aggregates the clients' models. The server rejects a malformed reply and logs the reason.
 """
 
 import logging
@@ -26,7 +25,7 @@ from ...messages import TRAIN
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
 from .packed_records import BUFFERS, ArrayLayout
-from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
+from .server_model import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
 
 EVALUATE = "evaluate"
 HOOKS = "configure_train aggregate_train configure_evaluate aggregate_evaluate summary".split()
@@ -37,15 +36,15 @@ log = logging.getLogger("flwr.fedcomp")  # a logger whose messages Flower's own 
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: specs of the codecs that compress clients' updates and the server's broadcasts; the codec `identity` does not
-    compress. `downlink_memory`: spec of the server's error-feedback memory, which keeps the parts of the model's changes that broadcasts
-    left out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `whole`: name
-    patterns of float arrays to send uncompressed; arrays of other types are always sent uncompressed. `seed`: seed of the codecs that use
-    random numbers.
+    `uplink`, `downlink`: specs of the codecs for the clients' updates and the server's broadcasts; the codec `identity` does not compress.
+    `downlink_memory`: spec of the server's error-feedback memory, which stores the parts of the model's changes that the broadcasts left
+    out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `uncompressed`:
+    name patterns of float arrays to send uncompressed; arrays of other types are always sent uncompressed. `seed`: seed of the codecs that
+    use random numbers.
 
-    The attributes `traffic` and `rejections` are dictionaries with a key (round, "train" or "evaluate") for each phase. `traffic` has the
-    bytes that each client received and sent. `rejections` has the rejected replies with the reasons. Raises SpecError for an invalid spec,
-    and ConfigError for a memory that does not suit the downlink.
+    The dictionaries `traffic` and `rejections` have a key (round, "train" or "evaluate") for each phase. `traffic` has the bytes that each
+    client received and sent, and `rejections` the rejected replies with the reasons. Raises SpecError for an invalid spec, and ConfigError
+    for a memory that cannot be used for the downlink.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class Compressed(Strategy):
         *,
         downlink_memory: str = "residual",
         cache: float = 1.0,
-        whole: Sequence[str] = BUFFERS,
+        uncompressed: Sequence[str] = BUFFERS,
         seed: int = 0,
     ):
         self.strategy, self.uplink, self.downlink = strategy, codec(uplink), codec(downlink)
         self.downlink_memory = downlink_memory
         self.cache = cache
-        self.whole = tuple(whole)
+        self.uncompressed = tuple(uncompressed)
         self.seed = seed
         self.traffic: dict[tuple[int, str], Traffic] = {}
         self.rejections: dict[tuple[int, str], list[Rejection]] = {}
@@ -72,7 +71,7 @@ class Compressed(Strategy):
         self._sent, self._accepted = 0, 0  # numbers of sent training messages and accepted updates
         self._last_rejection = ""  # reason of the last rejection of an update
         self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's methods
-        self._downlink_memory(Layout.flat(1))
+        self._downlink_memory(Layout.flat(1))  # check the spec
 
     # Flower's loop.
 
@@ -86,7 +85,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Call the wrapped strategy's `start`. During the call, this wrapper's methods replace the strategy's methods listed in HOOKS.
+        """Call the wrapped strategy's `start`. During the call, this wrapper's methods replace the strategy's methods named in HOOKS.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -113,7 +112,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages. Instead of the model, each message carries the broadcasts that its receiver missed."""
+        """Return the wrapped strategy's messages. In each one, the broadcasts that its receiver missed replace the model."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -121,36 +120,33 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the clients' models, and let the wrapped strategy aggregate them.
-
-        Return the model that clients will have after the next broadcast.
-        """
-        exchange = self._exchanges.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
+        """Let the wrapped strategy aggregate the clients' models. Return the model that clients will have after the next broadcast."""
+        exchange = self._exchanges[TRAIN]
         opened = self._open(exchange, replies)
         arrays, metrics = self._hooks["aggregate_train"](server_round, opened)
-        if arrays is not None and self.model is not None:
+        if arrays is not None:
             nodes = [reply.metadata.src_node_id for reply in opened if not reply.has_error()]
             try:
-                self.model.advance(server_round, arrays)
+                exchange.model.advance(server_round, arrays)
             except NonFiniteError as error:
                 self._reject(exchange, nodes, f"the strategy's result cannot be used: {error}")
                 return None, None
-            self.model.accept(exchange, [node % IDS for node in nodes])
+            exchange.model.accept(exchange, [node % IDS for node in nodes])
             self._accepted += len(nodes)
-            arrays = self.model.arrays
+            arrays = exchange.model.arrays
         self._log_traffic(exchange)
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages. Instead of the model, each message carries the broadcasts that its receiver missed."""
+        """Return the wrapped strategy's messages. In each one, the broadcasts that its receiver missed replace the model."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        exchange = self._exchanges.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
+        exchange = self._exchanges[EVALUATE]
         metrics = self._hooks["aggregate_evaluate"](server_round, self._open(exchange, replies))
         self._log_traffic(exchange)
         return metrics
@@ -162,14 +158,14 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the current Model if its values are `arrays`, else a new Model, which all clients download as a whole."""
+        """Return the current Model if its values are `arrays`, else a new Model, which all clients download completely."""
         if self.model is not None and self.model.equals(arrays):
             return self.model
-        layout = ArrayLayout.of(arrays, self.whole)
+        layout = ArrayLayout.of(arrays, self.uncompressed)
         vector = layout.vector_layout
         if not vector.numel:
             raise ConfigError(
-                "the model has no array of floats to compress; use the strategy without Compressed, or change the argument `whole`"
+                "the model has no array of floats to compress; use the strategy without Compressed, or change the argument `uncompressed`"
             )
         downlink = self.downlink, self._downlink_memory(vector), int(self.cache * 4 * vector.numel)
         broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)
@@ -181,7 +177,6 @@ class Compressed(Strategy):
         return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:
-        """Return the error-feedback memory of the downlink. Raises ConfigError for a memory that cannot be used for broadcasts."""
         try:
             m = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
@@ -196,12 +191,8 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase.
-
-        Instead of the model, each message carries the broadcasts that its receiver missed.
-        """
         model = self._model_of(arrays)
-        exchange = self._exchanges[phase] = PhaseExchange(round, phase)
+        exchange = self._exchanges[phase] = PhaseExchange(round, phase, model)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
         messages = list(self._hooks[f"configure_{phase}"](round, model.arrays, config, grid) or [])
         for message in messages:
@@ -212,22 +203,22 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies, with a model in place of each encoded update.
+        """Return the replies that are not rejected, with the client's model in place of each encoded update.
 
         Error replies and replies to uncompressed messages stay unchanged.
         """
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if self.model is None or node not in exchange.assignments:
+            if node not in exchange.assignments:
                 others.append(reply)
                 continue
             try:
                 if reply.has_error():
-                    self.model.check_error(reply)
+                    exchange.model.check_error(reply)
                     others.append(reply)
                 else:
-                    self.model.open(reply, exchange)
+                    exchange.model.open(reply, exchange)
                     opened.append(reply)
             except FedcompError as error:
                 self._reject(exchange, [node], str(error))
@@ -239,31 +230,28 @@ class Compressed(Strategy):
 
     def _reject(self, exchange: PhaseExchange, nodes: Iterable[int], reason: str) -> None:
         for node in nodes:
-            self.rejections.setdefault((exchange.round, exchange.phase), []).append(
-                Rejection(node % IDS, "reply", reason)
-            )
+            rejection = Rejection(node % IDS, "reply", reason)
+            self.rejections[exchange.round, exchange.phase].append(rejection)
             log.warning("%s: the reply of client %d was rejected: %s", exchange.phase, node, reason)
             if exchange.phase == TRAIN:
                 self._last_rejection = f"client {node}: {reason}"
 
     def _log_traffic(self, exchange: PhaseExchange) -> None:
         """Log how many bytes a phase sent, and how many it would have sent without compression."""
-        dense = 4 * self.model.layout.vector_layout.numel if self.model else 0
+        dense = 4 * exchange.model.layout.vector_layout.numel
         traffic, phase = exchange.traffic, exchange.phase
         directions = [("down to", traffic.downlink, len(exchange.assignments))]
         if phase == TRAIN:
             directions.append(("up from", traffic.uplink, len(exchange.tickets)))
         for direction, by_client, clients in directions:
-            sent, whole = sum(by_client.values()), clients * dense
-            line = f"{phase}: {sent:,} bytes {direction} {clients} clients (uncompressed {whole:,})"
-            log.info(line)
+            sent, uncompressed = sum(by_client.values()), clients * dense
+            log.info(
+                f"{phase}: {sent:,} bytes {direction} {clients} clients (uncompressed {uncompressed:,})"
+            )
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy weights replies, or "" if there is none.
-
-    For a wrapper that names no metric, return the metric of the wrapped strategy.
-    """
+    """Return the name of the metric with which a strategy weights replies, or "". A wrapper may have the metric of its strategy."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

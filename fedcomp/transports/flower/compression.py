@@ -2,14 +2,14 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-On the server, wrap the strategy in `fedcomp.transports.flower.Compressed`. The mod decodes the server's message into the ArrayRecord that
-the app expects. The update is the difference between the arrays that the app returns and the arrays that the app received. The mod
-compresses the update with error feedback. If the server's strategy is not wrapped, its messages pass through the mod unchanged. The server
-chooses the codecs and names them in each message. The client chooses the error-feedback memory.
+On the server, wrap the strategy in `fedcomp.transports.flower.Compressed`. Without this wrapper, messages pass through the mod unchanged.
+The mod decodes the server's message into the ArrayRecord that the app expects. The update is the difference between the arrays that the app
+returns and the arrays that it received. The mod compresses the update with error feedback. The server chooses the codecs and names them in
+each message. The client chooses the error-feedback memory.
 
 A SuperNode (Flower's client program) starts a process for each message, and the app's Context is lost when the SuperNode ends. The mod
-therefore stores a client's state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, the
-mod keeps a client's state in the client's Context.
+therefore writes a client's state to a file, one per run, before it returns a reply. In Flower's simulation engine, the mod stores the state
+in the client's Context.
 """
 
 import json
@@ -41,22 +41,24 @@ from .records import MESSAGE, from_records
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # a client keeps the states of its RUNS newest runs
+RUNS = 4  # number of runs whose states a client keeps; older files are removed
 TICKET_BYTES = 16
-# Names of the values in the server's messages that identify the run. A client ignores a stored state with other values.
+# Names of the values in the server's messages that identify the run. A client ignores its stored state if one of the values differs.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # entry of a stored state: a JSON object with the layout and the values that identify the run
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
-    """Return a Flower mod that compresses the updates of a ClientApp. List the mod first, so that the other mods see whole arrays.
+    """Return a Flower mod that compresses the updates of a ClientApp. List the mod first, so that the other mods see decoded arrays.
 
-    `memory`: spec of the error-feedback memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients'
-    states. On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a
-    client's state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node
-    config, or after its node id if there is no `partition-id`. A SuperNode without its own key gets a new node id, and therefore a new
-    folder, at each restart. Raises ConfigError for an error-feedback memory that a mod cannot support.
+    `memory`: spec of the error-feedback memory, which stores the parts of updates that were not sent. Raises ConfigError for a memory that
+    a mod cannot support.
+
+    `state_dir`: folder for the clients' states. On a SuperNode, the default is ~/.local/state/fedcomp. In Flower's simulation engine, the
+    default is to store a client's state in its Context, which lasts until the run ends. Each client has a folder in `state_dir`, named
+    after the `partition-id` in its node config, or else after its node id. A SuperNode without its own key gets a new node id, and
+    therefore a new folder, at each restart.
     """
     check_memory(memory)
 
@@ -90,7 +92,7 @@ def default_state_dir() -> Path:
 
 
 def in_simulation() -> bool:
-    """Return whether the app runs in a Ray actor. Flower's simulation engine uses Ray actors; a SuperNode does not."""
+    """Return whether the app runs in a Ray actor, as it does in Flower's simulation engine but not in a SuperNode."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -98,7 +100,7 @@ def in_simulation() -> bool:
 
 
 def folder_name(context: Context) -> str:
-    """Return the name of a client's folder. Clients on the same machine have different folders."""
+    """Return the name of a client's folder, which differs between the clients of a machine."""
     partition = context.node_config.get("partition-id")
     name = f"node-{context.node_id}" if partition is None else f"partition-{partition}"
     return name.replace(os.sep, "_")
@@ -107,12 +109,12 @@ def folder_name(context: Context) -> str:
 def _answer(
     storage: "Storage", memory: str, message: Message, call_app: Callable[[], Message]
 ) -> Message:
-    """Decode a message, call the app, and return the app's reply with the update encoded."""
+    """Decode a message, call the app, and encode the update in its reply."""
     parcel = from_records(message.content, Parcel)
     a, stage = Assignment.unpack(parcel.message), "download"
     try:
         client = _download(storage, memory, a)
-        arrays = client.layout.record(client.replica.weights, parcel.whole)
+        arrays = client.layout.record(client.replica.weights, parcel.uncompressed)
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             client.save(storage)
@@ -141,7 +143,9 @@ def _answer(
         reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
     report = replace(report, frame=frame, ticket=client.state.ticket)
-    reply.content = Parcel.of(report, key, client.layout.whole(trained)).put(reply.content, key)
+    reply.content = Parcel.of(report, key, client.layout.uncompressed(trained)).put(
+        reply.content, key
+    )
     return reply
 
 
@@ -149,17 +153,16 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
     models = [(key, arrays) for key, arrays in content.array_records.items() if layout.fits(arrays)]
     if len(models) != 1:
         raise ProtocolError(
-            f"the train function returned {len(models)} ArrayRecords with the names and shapes of the arrays that it received; "
-            "return exactly one"
+            f"the train function returned {len(models)} ArrayRecords with the names and shapes of the received arrays; return exactly one"
         )
     return models[0]
 
 
 def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppClient":
-    """Load a client's state, and apply the broadcasts in an assignment to the client's model.
+    """Load a client's state, and apply the broadcasts in an assignment to its copy of the model.
 
-    The client's last update is committed if the server accepted the update, else rolled back. Raises NeedDense, without
-    changing the stored state, if the client needs the whole model.
+    If the server did not accept the client's last update, the update returns to the error-feedback memory. Raises NeedDense, without
+    changing the stored state, if the client needs the complete model.
     """
     announced = assignment.announcements
     try:
@@ -167,13 +170,13 @@ def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppCl
         seed = int(announced["seed"])
     except (KeyError, ValueError) as error:
         raise ProtocolError(
-            "the message lacks a field that clients need; install the same version of fedcomp on both sides"
+            f"the server's message lacks a value that clients need ({error}); install the same version of fedcomp on both sides"
         ) from error
     client = _load(storage, assignment.client, run, seed)
     if client is None:
         if "form" not in announced:
             raise NeedDense(
-                f"no state of this run is stored in {storage}; the client needs the whole model"
+                f"no state of this run is stored in {storage}; the client needs the complete model"
             )
         client = AppClient(assignment.client, run, ArrayLayout.unpack(announced["form"]), seed)
     data = announced.get("taken", b"")
@@ -201,10 +204,7 @@ def _load(storage: "Storage", id: int, run: dict[str, str], seed: int) -> "AppCl
 
 
 class AppClient:
-    """The state of one client in a run, and the layout (names and shapes) of the model's arrays.
-
-    The client's copy of the model is zero before the first download.
-    """
+    """The state of one client in a run: its copy of the model, which is zero before the first download, and its error-feedback memory."""
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
@@ -219,31 +219,20 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return the encoded update, or b"" if the error-feedback memory sends nothing.
-
-        Raises NonFiniteError, without changing the memory, for an update with NaN or infinity.
-        """
+        """Return the encoded update, or b"" if the memory sends nothing. Raises NonFiniteError for an update with NaN or infinity."""
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
         return frame or b""
 
     def save(self, storage: "Storage") -> None:
-        """Store the client's state.
-
-        If the state is a file, it is flushed to disk. Raises CheckpointError if the state cannot be written.
-        """
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
         storage.save(state)
 
 
 class Storage:
-    """The stored state of a client in a run.
-
-    The state is a file in the client's folder, which has one file for each of the RUNS newest runs. In a simulation without `state_dir`,
-    the state is a record in the client's Context, which lasts until the run ends.
-    """
+    """The place where the state of a client in a run is stored: a file in the client's folder, or a record in its Context."""
 
     def __init__(self, context: Context, state_dir: str | Path | None):
         self.context, self.file = context, f"run-{context.run_id}.bin"

@@ -11,32 +11,29 @@ from ...messages import Assignment, Report, WireMessage
 from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
-# A function that returns the clients that can be reached now, as a mapping from logical client ids to Flower node ids.
-Roster = Callable[[Grid], Mapping[int, int]]
+# A function that returns the Flower node id of each client that can be reached now, by logical client id.
+NodeIds = Callable[[Grid], Mapping[int, int]]
 
 POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return a mapping from each connected node's id to itself, since a client's logical id is its node id by default."""
+    """Return the ids of the connected nodes as a mapping to themselves. By default, a client's logical id is its node id."""
     return {node: node for node in grid.get_node_ids()}
 
 
 class GridTransport(Transport):
-    """A transport whose assignments (requests to clients) are Flower messages of type "train".
+    """A transport whose assignments (requests to clients) are Flower messages of type "train"."""
 
-    `roster` returns a mapping from the logical ids of the clients that can be reached to their Flower node ids.
-    """
-
-    def __init__(self, grid: Grid, roster: Roster = by_node):
-        self.grid, self.roster = grid, roster
+    def __init__(self, grid: Grid, node_ids: NodeIds = by_node):
+        self.grid, self.node_ids = grid, node_ids
         self.clock = Clock()
         self._nodes: dict[int, int] = {}
         self._open: dict[str, int] = {}  # by message id: client of an unanswered assignment
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:
-        connected = self.roster(self.grid)
+        connected = self.node_ids(self.grid)
         self._nodes |= connected
         return sorted(connected)
 
@@ -78,7 +75,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the fedcomp message in a Flower reply. Raises ProtocolError if the reply is a Flower error or has another type of message."""
+    """Return the fedcomp message in a Flower reply. Raises ProtocolError for a Flower error, or if there is no message of this kind."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

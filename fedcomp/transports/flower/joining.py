@@ -21,9 +21,8 @@ LEAVE_S = 20.0  # time limit for the clients to answer the server's farewell
 class JoiningTransport(GridTransport):
     """A transport that sends each connected node an invitation, which the node answers with its client id and the version of its model.
 
-    `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to its logical client id and its public
-    key (a point of the curve P-384). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins
-    or reconnects, and `on_left` for each client that disconnected. `on_late_answer` is called for each answer that comes too late.
+    `port`: the port of Flower's SuperLink. `enrolled`: by node id, the logical client id and the public key (compressed P-384 point) of
+    each node that Flower authenticates, or None if nodes choose their client ids. The callbacks are those of GrpcTransport.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class JoiningTransport(GridTransport):
     # Methods of GrpcTransport that the Transport protocol does not have.
 
     def public_key(self, client: int) -> bytes:
-        """Return the public key with which a client joined (compressed P-384 point). Raises KeyError if the client gave no key."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -79,7 +77,7 @@ class JoiningTransport(GridTransport):
         return PortFigures(clients=len(self._joined), connections=len(self._joined))
 
     def send_farewell(self, round: int) -> None:
-        """Tell all clients that the run is over (farewell), and wait up to 20 s for their answers."""
+        """Tell all clients that the run is over, and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
         waiting = {name for name in self.grid.push_messages(messages) if name}
@@ -92,7 +90,7 @@ class JoiningTransport(GridTransport):
     # Clients.
 
     def _refresh(self, grid: Grid) -> Mapping[int, int]:
-        """Invite new nodes and read their answers. Return a mapping from the ids of the connected clients to node ids."""
+        """Invite new nodes and read their answers. Return the node id of each connected client."""
         if monotonic() - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = monotonic()
             connected = set(grid.get_node_ids())
@@ -134,8 +132,8 @@ class JoiningTransport(GridTransport):
             raise ProtocolError(f"client {client}: {reason}")
         if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
             raise ProtocolError(
-                f"the node claims client id {client}, but the id must be from 0 to {self.n_clients - 1} and equal to the id in its "
-                "enrolment; correct the id"
+                f"the node asks to be client {client}; the id must be from 0 to {self.n_clients - 1} and the id in the node's enrolment, "
+                "if any; correct --client-id or --partition-id"
             )
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:

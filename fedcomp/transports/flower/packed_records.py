@@ -1,8 +1,8 @@
-"""The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent whole (uncompressed).
+"""The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent uncompressed.
 
-The vector consists of the float arrays, in the order of the record. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent uncompressed. The default patterns match the running means and variances of batch normalisation,
-because a compressed variance could become negative.
+The vector consists of the float arrays, in the order of the record. Other arrays, such as integers, arrays that are not serialised by
+NumPy, and arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch
+normalisation, because a compressed variance could become negative.
 """
 
 import json
@@ -32,34 +32,34 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"
 class Parcel(WireMessage):
     """A record that replaces the model in a Flower message: an encoded Assignment or Report, and the model's uncompressed arrays."""
 
-    message: bytes
+    message: bytes  # the packed Assignment or Report
     record: str  # key of the replaced record, or "" if no record is replaced
-    heads: str  # JSON: name, dtype, shape and stype of each array
-    bodies: list[bytes]
+    array_headers: str  # JSON: name, dtype, shape and stype of each array
+    array_data: list[bytes]
 
     @classmethod
     def of(
-        cls, message: WireMessage, record: str = "", whole: Mapping[str, Array] | None = None
+        cls, message: WireMessage, record: str = "", uncompressed: Mapping[str, Array] | None = None
     ) -> Self:
-        arrays = (whole or {}).items()
+        arrays = (uncompressed or {}).items()
         heads = json.dumps([[name, a.dtype, list(a.shape), a.stype] for name, a in arrays])
         return cls(message.pack(), record, heads, [array.data for _, array in arrays])
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
-        """Return `content` with this Parcel in place of the record `key`. If `content` has no record `key`, append the Parcel."""
+        """Return `content` with this Parcel in place of the record `key`, or appended if there is no such record."""
         packed = to_records(self)[MESSAGE]
         others = [(name, record) for name, record in content.items() if name != MESSAGE]
         put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return `content` with `arrays` in place of this Parcel, or without the Parcel if `arrays` is None.
+        """Return `content` with `arrays` under the key `record` in place of this Parcel, or without the Parcel if `arrays` is None.
 
-        The key of `arrays` is the attribute `record`. Raises ProtocolError if `content` already has a record with this key.
+        Raises ProtocolError if `content` already has a record with this key.
         """
         if self.record in content:
             raise ProtocolError(
-                f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"
+                f"the message already has a record '{self.record}'; give it another name, because the model's arrays have this name"
             )
         records = [
             (self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()
@@ -67,11 +67,11 @@ class Parcel(WireMessage):
         return RecordDict({key: record for key, record in records if record is not None})
 
     @cached_property
-    def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole (uncompressed). Raises ProtocolError for malformed arrays."""
+    def uncompressed(self) -> dict[str, Array]:
+        """The uncompressed arrays by name. Raises ProtocolError for malformed arrays."""
         try:
             arrays = {}
-            for head, body in zip(json.loads(self.heads), self.bodies, strict=True):
+            for head, body in zip(json.loads(self.array_headers), self.array_data, strict=True):
                 name, dtype, shape, stype = head
                 arrays[name] = Array(dtype, tuple(shape), stype, body)
             return arrays
@@ -86,24 +86,23 @@ class ArrayLayout:
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
-    def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record. `whole`: name patterns of float arrays to send uncompressed."""
+    def of(cls, record: ArrayRecord, uncompressed: Sequence[str] = BUFFERS) -> Self:
+        """Return the layout of a record. `uncompressed`: name patterns of float arrays to send uncompressed."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
-            named = any(fnmatchcase(name, pattern) for pattern in whole)
+            named = any(fnmatchcase(name, pattern) for pattern in uncompressed)
             return array.dtype if floats and not named else ""
 
         arrays = record.items()
         return cls(tuple((name, tuple(a.shape), dtype(name, a)) for name, a in arrays))
 
     def pack(self) -> bytes:
-        """Return the layout as JSON."""
         return json.dumps(self.arrays, separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Decode a layout from JSON, as returned by `pack`. Raises ProtocolError for malformed bytes."""
+        """Return the layout that `pack` packed. Raises ProtocolError for malformed bytes."""
         try:
             read = json.loads(data)
             arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)
@@ -125,11 +124,11 @@ class ArrayLayout:
         return {name: shape for name, shape, _ in self.arrays}
 
     @cached_property
-    def _whole(self) -> set[str]:
+    def _uncompressed(self) -> set[str]:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return `vector` after transmission as `record`: the values of float16 arrays are rounded, all other values are exact."""
+        """Return `vector` as it is after transmission in `record`, which rounds the values of float16 arrays."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -140,7 +139,7 @@ class ArrayLayout:
     def vector(self, record: ArrayRecord) -> Tensor:
         """Return the float arrays of a record as a new float32 vector [numel].
 
-        Raises ProtocolError for an array that is malformed or has another shape.
+        Raises ProtocolError for malformed arrays or other shapes.
         """
         vector = torch.empty(self.vector_layout.numel)
         for entry in self.vector_layout:
@@ -154,18 +153,18 @@ class ArrayLayout:
             vector[entry.span] = torch.from_numpy(flat)
         return vector
 
-    def whole(self, record: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays of a record that are sent whole (uncompressed)."""
-        return {name: array for name, array in record.items() if name in self._whole}
+    def uncompressed(self, record: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the arrays of a record that are sent uncompressed."""
+        return {name: array for name, array in record.items() if name in self._uncompressed}
 
-    def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has exactly the layout's uncompressed arrays, with the right shapes and finite values."""
-        if others := sorted(set(whole) ^ self._whole)[:3]:
+    def check_uncompressed(self, arrays: Mapping[str, Array]) -> None:
+        """Raise ProtocolError unless `arrays` are exactly the layout's uncompressed arrays, with the right shapes and finite values."""
+        if others := sorted(set(arrays) ^ self._uncompressed)[:3]:
             raise ProtocolError(
                 "the uncompressed arrays of the reply are not those of the server's model; missing or unexpected: "
                 f"{', '.join(others)}; use the same model on the server and the clients"
             )
-        for name, array in whole.items():
+        for name, array in arrays.items():
             if array.stype != NUMPY:
                 continue
             values, shape = values_of(name, array), self._shapes[name]
@@ -176,11 +175,11 @@ class ArrayLayout:
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")
 
-    def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
-        """Combine a vector [numel] and the uncompressed arrays `whole` into a record, in the model's order."""
+    def record(self, vector: Tensor, uncompressed: Mapping[str, Array]) -> ArrayRecord:
+        """Combine a vector [numel] and the uncompressed arrays `uncompressed` into a record, in the model's order."""
         views, arrays = self.vector_layout.views(vector), {}
         for name, _, dtype in self.arrays:
-            arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else whole[name]
+            arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else uncompressed[name]
         return ArrayRecord(arrays)
 
 

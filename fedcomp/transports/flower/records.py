@@ -1,7 +1,7 @@
 """fedcomp's messages as Flower records.
 
-A message of up to 1 MiB is stored as a value of type bytes in a ConfigRecord. A larger message is stored as an Array, which Flower sends in
-chunks. The Array has a special `stype`, so that no strategy averages it by accident.
+A message of up to 1 MiB is a value in a ConfigRecord. A larger message is an Array, because Flower sends arrays in chunks. The Array has a
+special `stype`, so that no strategy averages it by accident.
 """
 
 from typing import TypeVar
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=WireMessage)
 
 
 def to_records(message: WireMessage, metrics: dict[str, int | float] | None = None) -> RecordDict:
-    """Return a message as Flower records. `metrics` becomes a MetricRecord, which Flower's own strategies read."""
+    """Return a message as Flower records, with `metrics` as a MetricRecord, from which Flower's own strategies read metrics."""
     data = message.pack()
     if len(data) <= MAX_CONFIG_BYTES:
         records = RecordDict({MESSAGE: ConfigRecord({MESSAGE: data})})

@@ -26,7 +26,7 @@ from ...server.broadcasts import Broadcasts
 from ...server.results import summarize_client_metrics
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
-from .grid_transport import GridTransport, Roster, by_node
+from .grid_transport import GridTransport, NodeIds, by_node
 from .packed_records import ArrayLayout
 from .records import from_records, to_records
 
@@ -34,13 +34,14 @@ from .records import from_records, to_records
 class FlowerStrategy(Strategy):
     """A Flower strategy for a ServerApp that runs the fedcomp strategy with the spec string `spec`.
 
-    A client's logical id is its node id unless `roster` gives another id. The attribute `loop` is the round loop, or None before `start`.
+    `node_ids(grid)` returns the node id of each client that can be reached, by logical client id; by default, both ids are equal. The
+    attribute `loop` is the round loop, or None before `start`.
     """
 
     def __init__(
-        self, spec: str, config: StrategyConfig | None = None, *, roster: Roster = by_node
+        self, spec: str, config: StrategyConfig | None = None, *, node_ids: NodeIds = by_node
     ):
-        self.spec, self.config, self.roster = spec, config or StrategyConfig(), roster
+        self.spec, self.config, self.node_ids = spec, config or StrategyConfig(), node_ids
         self.loop: RoundLoop | None = None
 
     def start(
@@ -53,10 +54,10 @@ class FlowerStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` rounds from `initial_arrays`.
+        """Run `num_rounds` rounds from `initial_arrays`, and evaluate the model on the server with `evaluate_fn` after each round.
 
-        `timeout`: time limit of each phase of a round in seconds, unless the config sets `timeout_s`. The server evaluates the model with
-        `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
+        `timeout`: time limit of each phase of a round in seconds, unless the config sets `timeout_s`. `train_config` and `evaluate_config`
+        have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
         for round_result in loop.rounds(range(1, num_rounds + 1)):
@@ -71,9 +72,9 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the round loop of a run that exchanges messages over `grid` and starts from the model `initial_arrays`.
+        """Make the round loop of a run over `grid` from the model `initial_arrays`.
 
-        Raises SpecError or ConfigError for unsuitable settings.
+        Raises SpecError or ConfigError for invalid settings.
         """
         config = replace(
             self.config,
@@ -82,7 +83,7 @@ class FlowerStrategy(Strategy):
         )
         layout, weights = vector_of(initial_arrays)
         run_strategy = strategy(self.spec, config, layout)
-        transport = GridTransport(grid, self.roster)
+        transport = GridTransport(grid, self.node_ids)
         broadcasts = Broadcasts.of(run_strategy, weights)
         self.loop = make_loop(run_strategy, broadcasts, transport)
         return self.loop
@@ -101,14 +102,13 @@ class FlowerStrategy(Strategy):
         )
 
     def _only_start(self, *args: Any, **options: Any) -> Any:
-        """Raise ConfigError, because Flower's own round loop cannot run this strategy."""
         raise ConfigError("Flower's round loop cannot run this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
 
 
 def client_app(session: ClientSession) -> ClientApp:
-    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with the report that `session` returns."""
+    """Return a ClientApp for `FlowerStrategy`, which answers each train message with the report of `session`."""
     app = ClientApp()
 
     @app.train()
@@ -120,12 +120,12 @@ def client_app(session: ClientSession) -> ClientApp:
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """Return the layout of arrays, and the values of the arrays as one vector [numel]. Raises ConfigError for an array without floats."""
-    layout = ArrayLayout.of(arrays, whole=())
-    if others := layout.whole(arrays):
+    """Return the layout of arrays and their values as one vector [numel]. Raises ConfigError for an array that has no floats."""
+    layout = ArrayLayout.of(arrays, uncompressed=())
+    if others := layout.uncompressed(arrays):
         name, array = next(iter(others.items()))
         raise ConfigError(
-            f"initial array '{name}' is of type {array.dtype}; give trainable parameters only"
+            f"initial array '{name}' has the dtype {array.dtype}; give only trainable parameters, which are floats"
         )
     return layout.vector_layout, layout.vector(arrays)
 

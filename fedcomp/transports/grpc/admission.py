@@ -16,25 +16,26 @@ BURST_JOINS, JOINS_PER_S = 10.0, 0.5
 # A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S seconds.
 FLOOD_PAUSE_S = 60.0
 MAX_WARNED = 4096  # largest number of warnings about client ids, and of warnings about hosts
+OTHER_RUN = "the client answered the invitation of another run"
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class Admission:
     """The checks that clients and relays must pass to join. A failed check raises EndStream with the reason.
 
-    The order of the checks is `check_key`, `check_hello`, `check_presence`. `refused` counts the refused streams by cause. `warn` is called
-    with warnings for the operator of the server.
+    Call `check_key`, `check_hello` and `check_presence` in this order. The attribute `refused` counts the refused streams by cause. `warn`
+    is called with warnings for the operator of the server.
     """
 
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        # By identity of a client or relay: the token bucket that limits the number of joins, as a tuple (number of tokens,
-        # `time.monotonic()` of the last update).
+        # Token buckets that limit the number of joins, by identity of a client or relay: (number of tokens, `time.monotonic()` of the last
+        # update).
         self._tokens: dict[object, tuple[float, float]] = {}
-        # Client ids outside the run about which the operator was warned.
+        # Subjects of warnings that were already given: client ids that are not in the run, and hosts that flooded the port over a
+        # connection on which no client had joined.
         self._warned: set[int] = set()
-        # Hosts about which the operator was warned, because they flooded the port over a connection on which no client had joined.
         self._flooding: set[str] = set()
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
@@ -55,7 +56,7 @@ class Admission:
             raise self.refusal("key", reason, retry=bool(keys.problem))
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
-        """Check the first message of a client or relay (HELLO). Raises EndStream if the client or relay is refused."""
+        """Check HELLO, the first message of a client or relay. Raises EndStream if the client or relay is refused."""
         if hello.protocol != wire.PROTOCOL:
             reason = (
                 f"this client uses version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}), but the server uses "
@@ -75,14 +76,17 @@ class Admission:
             self._identify(stream, hello.client)
 
     def check_presence(self, stream: Stream, presence: Presence) -> None:
-        """Check a client's answer to its invitation. Raises EndStream if the client is refused, and ProtocolError for a malformed key."""
+        """Check PRESENCE, a client's answer to its invitation. Raises EndStream if the client is refused.
+
+        Raises ProtocolError for a malformed key.
+        """
         if presence.key:
             point_key(presence.key)
         client = stream.client if stream.client >= 0 else presence.client
         name = f"client {client}" if client >= 0 else "a client"
         if presence.run != self.settings.invitation.run:
-            self.warn(f"{name} cannot take part: it answered the invitation of another run")
-            raise self.refusal("other run", "the client answered the invitation of another run")
+            self.warn(f"{name} cannot take part: {OTHER_RUN}")
+            raise self.refusal("other run", OTHER_RUN)
         if presence.reason:
             self.warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
@@ -90,27 +94,30 @@ class Admission:
         if stream.client < 0:
             self._identify(stream, presence.client)
         elif presence.client != stream.client:
-            self.warn(f"{name} was refused, because it claims to be client {presence.client}")
-            reason = f"this client is client {stream.client} and cannot take part as client {presence.client}"
+            self.warn(f"{name} was refused: it claims to be client {presence.client}")
+            reason = f"client {stream.client} cannot take part as client {presence.client}; give each client its own enrolment"
             raise self.refusal("other client", reason, retry=False)
 
     def check_relayed(self, client: RelayedClient) -> None:
         """Check a client that joins through a relay. Raises EndStream if the client is refused."""
         settings, reason = self.settings, ""
         if client.presence.run != settings.invitation.run:
-            reason = "the client answered the invitation of another run"
+            reason = OTHER_RUN
         elif not 0 <= client.client < settings.clients:
             reason = f"client {client.client} is not part of this run, which has the clients 0 to {settings.clients - 1}"
         elif settings.keys is not None:
             found = settings.keys.find(client.key.hash if client.key else b"")
             if found.client != client.client:
-                reason = found.reason or "this client showed the key of another client"
+                reason = (
+                    found.reason
+                    or "this client showed the key of another client; give each client its own enrolment"
+                )
         if reason:
             raise self.refusal("key", reason, retry=bool(settings.keys and settings.keys.problem))
         self._take_token(client.identity, f"client {client.client}")
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why a connection's key is no longer accepted, or "" if the key is accepted or the connection has no key."""
+        """Return why a connection's key is no longer accepted, or "" if the key is accepted or there is no key."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
@@ -122,9 +129,9 @@ class Admission:
         return "" if accepted else found.reason or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
-        """Count and report a connection from `host` that sends too many bytes.
+        """Count a connection from `host` that sends too many bytes, and warn the operator.
 
-        If a client or relay has joined on the connection, the client or relay may not join again for FLOOD_PAUSE_S seconds.
+        If a client or relay has joined on the connection (`stream`), it may not join again for FLOOD_PAUSE_S seconds.
         """
         self.refused["flood"] += 1
         name = f"a connection from {host} on which no client has joined"
@@ -141,7 +148,7 @@ class Admission:
         )
 
     def _take_token(self, identity: object, name: str) -> None:
-        """Take a token from the token bucket of a client or relay. Raises EndStream (too many joins) if the bucket is empty."""
+        """Count a join of a client or relay. Raises EndStream if the client or relay has joined too often."""
         now = time.monotonic()
         tokens, then = self._tokens.get(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)

@@ -25,8 +25,8 @@ Message = Invitation | Assignment | Farewell | Refused
 class GrpcConnection:
     """One stream to a server, from the first message (HELLO) to the end of the stream. `target`: host:port.
 
-    Without credentials the connection has no TLS, and the client may choose its id. With credentials the certificate identifies the client.
-    `largest` is the size in bytes of the largest message that the server may send.
+    With credentials, the certificate identifies the client. Without credentials, the connection has no TLS, and the client asks for the id
+    `client`. `largest` is the size in bytes of the largest message that the server may send.
 
     A new assignment from the server replaces an older assignment that `messages` has not yielded yet. Pings are answered in the background
     while the event loop runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
@@ -39,7 +39,7 @@ class GrpcConnection:
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
         self._client = client  # id of this client; the server's invitation may change it
-        # The assignment that `messages` yielded last, with its sequence number, or None if it has been answered.
+        # The last assignment that `messages` yielded, with its sequence number. None after it has been answered.
         self._assigned: tuple[int, Assignment] | None = None
         # Received messages that `messages` has not yielded yet. An assignment is stored as a tuple (sequence number, assignment).
         self._unread: deque[Any] = deque()
@@ -48,7 +48,7 @@ class GrpcConnection:
         self._write_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        """Connect and send HELLO. Return after the server's first message has arrived."""
+        """Connect, send HELLO, and wait for the server's first message."""
         if (c := self.credentials) is None:
             self._channel = grpc.aio.insecure_channel(self.target, options=client_options())
         else:
@@ -99,10 +99,9 @@ class GrpcConnection:
             await self._changed.wait()
 
     async def send(self, answer: Presence | Report) -> None:
-        """Send a Presence, which answers the server's invitation, or a Report, which answers the last assignment that `messages` yielded.
+        """Answer the server's invitation with a Presence, or the last assignment that `messages` yielded with a Report.
 
-        Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` returns without an error,
-        and `messages` yields the refusal.
+        Returns and raises errors as `write` does.
         """
         if isinstance(answer, Presence):
             assert self._invitation is not None
@@ -117,7 +116,8 @@ class GrpcConnection:
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Send a message. Returns when gRPC's flow control has accepted the message.
 
-        Raises the error that ended the stream, unless the server has refused this client (Refused).
+        Raises the error that ended the stream. If the server has refused this client, `write` returns without an error, and `messages`
+        yields the refusal (Refused).
         """
         try:
             for message in wire.split(pieces):
@@ -128,7 +128,7 @@ class GrpcConnection:
                 async with asyncio.timeout(STATUS_S):
                     await asyncio.shield(self._reading)
             if self._unread and isinstance(self._unread[-1], Refused):
-                return  # `messages` yields the refusal
+                return
             raise self._error or self._unreachable(error) from error
 
     async def _read(self) -> None:

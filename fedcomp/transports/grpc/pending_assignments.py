@@ -25,16 +25,15 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    # `time.monotonic()` after which the relay no longer waits for this client's answer, and adds the other clients' updates.
+    # `time.monotonic()` at which a relay adds the updates that it has received, without waiting for this client. None: no time limit.
     due_s: float | None = None
     sent: bool = False  # whether gRPC has accepted the last part of the assignment
-    relay: "ConnectedRelay | None" = None  # the relay to which the assignment was sent
-    timer: asyncio.TimerHandle | None = (
-        None  # counts the assignment as lost if the client does not reconnect in time
-    )
+    relay: "ConnectedRelay | None" = None  # None: the assignment was not sent through a relay
+    # Runs while the client is disconnected. If the client does not reconnect in time, the assignment counts as lost.
+    timer: asyncio.TimerHandle | None = None
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
-        """Yield the gRPC messages that carry the assignment to its client. `pieces` is the encoded assignment."""
+        """Yield the gRPC messages that carry the encoded assignment `pieces` to its client."""
         yield from wire.split(pieces)
         self.sent = True
 
@@ -45,10 +44,10 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """A dictionary of open assignments by client id.
+    """The open assignments by client id.
 
-    `emit` is called with an `Answered` event when an assignment is answered, and when it counts as lost. Use this class only in the gRPC
-    event loop.
+    `emit` is called with an `Answered` event for each assignment that is answered or counts as lost. Use this class only in the gRPC event
+    loop.
     """
 
     def __init__(self, emit: Callable[[Event], None]):
@@ -58,9 +57,9 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the client's open assignment with this sequence number if it was sent through `relay`, else None.
+        """Return the client's open assignment if it has this sequence number and was sent through `relay`, else None.
 
-        If `relay` is None, the assignment must have been sent directly to the client.
+        `relay` is None for an assignment that was sent directly to the client.
         """
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
@@ -81,7 +80,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
 
     def answer(self, client: int, answer: Report | Lost) -> None:
-        """Close the assignment of a client, and emit an `Answered` event with the client's report or with the loss."""
+        """Close the assignment of a client and emit the `Answered` event."""
         self._emit(self.close(client, answer))
 
     def lose(self, client: int, reason: str) -> None:
@@ -89,7 +88,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:
-        """Count the assignment of a disconnected client as lost after `grace_s` seconds, or never if `grace_s` is inf."""
+        """Start the time limit for a disconnected client to reconnect. If `grace_s` is inf, there is no limit."""
         if self[client].timer is None and math.isfinite(grace_s):
             loop = asyncio.get_running_loop()
             self[client].timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)

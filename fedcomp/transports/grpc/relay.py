@@ -1,7 +1,7 @@
 """A relay, which serves many clients on its port and forwards their messages over one connection to the server.
 
-A relay runs in the event loop of the gRPC streams. A relay stores nothing on disk: clients store their own states, and the server sends
-unanswered assignments again when clients reconnect.
+A relay runs in the event loop of the gRPC streams. It stores nothing on disk, so it can be restarted at any time: clients store their own
+states, and the server sends unanswered assignments again when clients reconnect.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
     "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
-    "relays cannot connect to another relay"
+    "enrol the client with fedcomp keys add; relays cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # size limit of messages with the run's terms or the accepted keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
@@ -43,8 +43,8 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` yields the same messages as for a client, and also the run's terms (RelayTerms), tables of keys (dict), assignments (Bundle),
-    withdrawn assignments (list) and requests to disconnect a client (Disconnect).
+    In addition to a client's messages, `messages` yields the run's terms (RelayTerms), the accepted keys (dict from key hash to logical
+    id), assignments (Bundle), withdrawn assignments (list of AssignmentId) and requests to disconnect a client (Disconnect).
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -83,9 +83,9 @@ class Relay:
 
     connection: RelayConnection
     port: Port
-    # The codec and the model's layout, which the relay needs to add encoded updates, or None if the relay forwards updates unchanged.
+    # The codec and the model's layout with which the relay adds encoded updates. None: the relay forwards updates unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # attribute of the interface settings.Keys; always "", since a relay can always check keys
+    problem = ""  # for the interface settings.Keys; a relay can always check keys
 
     def __init__(
         self,
@@ -102,18 +102,19 @@ class Relay:
         self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
         self.served = False  # whether any client has joined
-        self.numbers = itertools.count(1)  # counter that numbers the clients' connections
+        self.numbers = itertools.count(1)  # numbers of the clients' connections
         self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
         self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether to wait for all reports before adding updates
-        # Messages to the server. A message is encoded already, or is a function that adds updates and returns the encoded message.
+        # Messages to the server: an encoded message, or a function that adds updates and returns the encoded message. The function runs in
+        # another thread when the message is sent.
         self.outgoing: deque[list[bytes] | Callable[[], list[bytes]]] = deque()
         self.queued = asyncio.Event()
 
     async def run(self) -> Farewell:
-        """Serve clients until the run is over, and return the server's farewell. Call this method once.
+        """Serve clients until the run is over, and return the server's farewell. May be called only once.
 
         Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
         """
@@ -256,7 +257,7 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. If the relay adds no updates, consecutive reports share a message of up to wire.PART_BYTES bytes."""
+        """Queue a report. If the relay adds no updates, consecutive reports share messages of up to wire.PART_BYTES bytes."""
         head, *entry = relay_wire.encode_reports([answer])
         last = self.outgoing[-1] if self.outgoing and self.adder is None else None
         if (
@@ -269,7 +270,7 @@ class Relay:
             self._queue([head, *entry])
 
     async def _write(self) -> None:
-        """Send the queued messages in order, until this task is cancelled. An error ends the connection to the server."""
+        """Send the queued messages in order. An error ends the connection to the server."""
         try:
             while True:
                 await self.queued.wait()
@@ -284,10 +285,7 @@ class Relay:
 
 
 def _encode_sum(codec: Codec, layout: Layout, answers: list[Answer]) -> list[bytes]:
-    """Add the updates of reports, and encode the reports as one message.
-
-    The first report whose update was added carries the sum, and the others carry no update.
-    """
+    """Add the updates of reports with `add_frames`, and encode the reports as one message."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return relay_wire.encode_reports([*zip(sequences, summed, assignments, strict=True)])

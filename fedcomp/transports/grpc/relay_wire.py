@@ -1,8 +1,8 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
-A relay has one stream for all of its clients. A frame (an encoded update) that is part of several assignments is sent to the relay once.
-The server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames the relay
-removes from its cache.
+A relay has one stream for all of its clients. The server sends the relay a frame (an encoded vector) only once, even if several assignments
+contain it: the server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames
+the relay removes from its cache.
 """
 
 import itertools
@@ -35,24 +35,24 @@ class Bundle:
 
 @dataclass
 class Disconnect:
-    """A message that tells a relay to disconnect a client. `refused`: the message to the client, with the reason."""
+    """A message that tells a relay to disconnect a client."""
 
     client: int
     connection: int  # number that the relay gave the connection in its JOINED message
-    refused: Refused
+    refused: Refused  # the message that the relay sends the client, with the reason
 
 
 @dataclass
 class FrameCache:
-    """The server's record of which frames (encoded updates) a relay has cached."""
+    """The server's record of the frames that a relay has cached."""
 
-    # Numbers of the cached frames, with the least recently used frame first.
+    # By frame: its number. The least recently used frame is the first.
     numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)
     size: int = 0  # bytes
-    next: int = 0
+    next: int = 0  # number of the next new frame
 
     def number(self, frame: bytes) -> int | None:
-        """Return the number of a cached frame and mark the frame as used. Return None if the relay does not have the frame."""
+        """Mark a frame as used and return its number, or None if the relay does not have the frame."""
         if frame in self.numbers:
             self.numbers.move_to_end(frame)
         return self.numbers.get(frame)
@@ -65,9 +65,9 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until the frames have at most CACHE_BYTES bytes, or only one frame is left.
+        """Remove the least recently used frames until at most CACHE_BYTES bytes or one frame are left.
 
-        Yield the number of each frame that is removed from the cache.
+        Yield the removed frames' numbers.
         """
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
@@ -75,7 +75,7 @@ class FrameCache:
             yield number
 
 
-# Messages of the kinds in ENTRY_FIELDS consist of entries. KEYS and WITHDRAW messages have any number of entries, and all others have one.
+# Messages of the kinds in ENTRY_FIELDS are lists of entries. KEYS and WITHDRAW messages have any number of entries, all others have one.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
@@ -127,7 +127,7 @@ def decode_entries(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
 
 
 def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
-    """Decode a message that has a single entry."""
+    """Decode a message that must have a single entry."""
     entry = tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind])
     reader.end()
     return entry
@@ -143,8 +143,8 @@ def encode_bundle(
 
     Take assignments from the iterator until the message has BUNDLE_BYTES bytes. Return an empty list if there are no assignments.
     """
-    new: list[list[bytes]] = []  # for each new frame: its number, length and bytes
-    entries: list[list[bytes]] = []  # for each assignment: its client, length and bytes
+    new: list[list[bytes]] = []  # number, length and bytes of each new frame
+    entries: list[list[bytes]] = []  # client, length and bytes of each assignment
     entry_bytes, cached_bytes = 0, cache.size
 
     def refer(frame: bytes) -> bytes:
@@ -169,10 +169,7 @@ def encode_bundle(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode a message with assignments.
-
-    Add the new frames to the cache `frames` (number → frame), and remove the frames that the server tells the relay to forget.
-    """
+    """Decode a message with assignments, and update the cache `frames` (number → frame) as the message says."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)
@@ -201,10 +198,7 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
-    """Encode reports as a list of byte strings. Each answer is a tuple (sequence number, report, assignment).
-
-    Encoded updates are not copied.
-    """
+    """Encode reports without copying their frames. Each answer is a tuple (sequence number, report, assignment)."""
     pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)
@@ -215,9 +209,9 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
 def decode_reports(
     reader: Reader, pending_assignment: Callable[[int, int], Assignment | None]
 ) -> Iterator[tuple[int, int, Report | None]]:
-    """Yield the client, the sequence number and the report of each entry. The report is None if the assignment is no longer open.
+    """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
 
-    `pending_assignment(client, sequence)` returns the open assignment, or None if there is none.
+    `pending_assignment(client, sequence)` returns the open assignment, or None.
     """
     while reader.remaining:
         client = reader.varint()

@@ -36,7 +36,8 @@ class GrpcTransport:
     `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended, and
     `on_late_answer` for each answer that comes too late.
 
-    If a client loses its connection before it answers, but reconnects within `settings.grace_s` seconds, it receives its assignment again.
+    A client that loses its connection before it answers receives its assignment again if it reconnects within `settings.grace_s` seconds.
+    Otherwise, the assignment counts as lost.
     """
 
     def __init__(
@@ -122,8 +123,8 @@ class GrpcTransport:
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
         """Mark queued updates as lost if a relay may have added them to the update of a client in `withdrawn`.
 
-        Clients roll back lost updates. `withdrawn`: clients whose assignments are no longer open. `first`: index in `_deliveries` of the
-        first delivery to check.
+        The server cannot subtract the withdrawn client's update from the sum, so it uses none of the updates. `first`: index in
+        `_deliveries` of the first delivery to check.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
@@ -141,7 +142,7 @@ class GrpcTransport:
         self._call(lambda: self._port.recheck_keys())
 
     def send_farewell(self, round: int) -> None:
-        """Send all clients and relays a farewell that names the last round, and wait up to 10 s until they have left."""
+        """Tell all clients and relays that the run is over, and wait until they have left, up to 10 s."""
         self._await(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
@@ -151,7 +152,7 @@ class GrpcTransport:
         return self._await(lambda: self._port.read_traffic())
 
     def figures(self) -> PortFigures:
-        """Return the figures of the port, or the last figures after the port was closed. Any thread may call this method."""
+        """Return the port's figures, or its last figures after it was closed. Any thread may call this method."""
         return self._await(lambda: self._port.figures()) if self._serving else self._last_figures
 
     # Threads.
@@ -214,10 +215,7 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports, one of which may carry the sum of several updates.
-
-        If the server no longer waits for one of the updates in the sum, all updates in the sum are lost.
-        """
+        """Deliver a relay's reports. If the server no longer waits for one of the updates in their sum, all updates in the sum are lost."""
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)

@@ -44,17 +44,14 @@ def point_key(point: bytes) -> PeerKey:
 
 
 class Keys(Protocol):
-    """The interface through which a port checks public keys. `fedcomp.keys.registry.Registry` implements it.
+    """The interface through which a port checks public keys, in the thread of the gRPC event loop.
 
-    The methods of `Keys` are called in the thread of the gRPC event loop.
+    `fedcomp.keys.registry.Registry` and `Relay` implement this interface.
     """
 
     @property
     def problem(self) -> str:
-        """The reason why keys cannot be checked at the moment, or "" if keys can be checked.
-
-        Clients that are refused while keys cannot be checked try again later.
-        """
+        """The reason why keys cannot be checked at the moment, or "" if they can. Clients that are refused meanwhile try again later."""
 
     def find(self, key_hash: bytes) -> KeyStatus: ...
     def ids_by_hash(self) -> dict[bytes, int]: ...
@@ -67,9 +64,8 @@ class PortSettings:
     Without `credentials` the port serves HTTP/2 without TLS, and clients choose their ids. With `credentials`, `keys` maps the SHA-256 of a
     client's public key (DER SubjectPublicKeyInfo) to the client's logical id.
 
-    The stream of a client with an assignment is closed if the client sends nothing for `silence_s` seconds. If a client does not reconnect
-    within `grace_s` seconds, its assignment counts as lost. If `grace_s` is inf, the client has unlimited time. A stream is closed if its
-    client does not join within `join_s` seconds.
+    A stream is closed if its client does not join within `join_s` seconds, or has an assignment and sends nothing for `silence_s` seconds.
+    If a client with an assignment does not reconnect within `grace_s` seconds (inf: no limit), the assignment counts as lost.
     """
 
     address: str

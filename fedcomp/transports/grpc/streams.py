@@ -28,7 +28,7 @@ MAX_QUEUED = 20_000
 
 
 class EndStream(Exception):
-    """An exception that ends a gRPC stream. The last message on the stream is `refused`, unless `refused` is None."""
+    """An exception that ends a gRPC stream. If `refused` is given, it is the last message on the stream."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
@@ -52,10 +52,10 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        # Number of assignments sent, which is also the limit of multi-part messages from the client or relay.
+        # Number of assignments sent. The client or relay may send at most this number of multi-part messages.
         self.n_assignments = 0
-        self.silent_ticks = 0
-        self.pinged = False
+        self.silent_ticks = 0  # how often the port has checked the stream since its last message
+        self.pinged = False  # whether a PING is unanswered
         self.closing = False
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
@@ -65,15 +65,12 @@ class Stream:
 
     @property
     def identity(self) -> object:
-        """The identity of the client: the SHA-256 of its public key.
-
-        Without TLS, the identity is the id that the client claims, or None before the client has claimed an id.
-        """
+        """The SHA-256 of the client's public key. Without TLS: the id that the client claims, or None before it has claimed an id."""
         return self.key.hash if self.key else self.client if self.client >= 0 else None
 
     @property
     def relay_identity(self) -> object:
-        """The identity of the relay at the other end of this stream: the relay's id, or the relay's address if the stream has no TLS."""
+        """The id of the relay at the other end of this stream, or its address if the stream has no TLS."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
@@ -91,7 +88,7 @@ class Stream:
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream after the queued messages have been sent. The last message is `refused`, unless `refused` is None."""
+        """End the stream after the queued messages, and after `refused` if it is given, have been sent."""
         if self.closing:
             return
         self.closing = True
@@ -126,21 +123,21 @@ class Stream:
 
 
 class ConnectedRelay:
-    """A relay that is connected to the server: its stream, its clients by logical id, and the encoded updates (frames) that it caches."""
+    """A relay that is connected to the server: its stream, its clients by logical id, and the frames that it has cached."""
 
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
         self.clients: dict[int, RelayedClient] = {}
         self._cache = FrameCache()
-        # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
-        # that reads nothing cannot fill the server's memory.
+        # Queued assignments by sequence number. They are encoded when gRPC can send them, so that a relay that reads nothing cannot fill
+        # the server's memory with encoded assignments.
         self._queued: dict[int, PendingAssignment] = {}
-        # Number of unanswered assignments by client. Late answers beyond this number cause no events, which limits the events that a
-        # malicious relay can cause.
+        # By client: number of unanswered assignments. Late answers beyond this number cause no events, so that a malicious relay cannot
+        # fill the server's memory with events.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. As soon as the relay can receive more, all queued assignments are sent together."""
+        """Queue an assignment. All queued assignments are sent together as soon as the relay has received the earlier messages."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
@@ -148,7 +145,8 @@ class ConnectedRelay:
         """Yield the gRPC messages that carry the next queued assignments, or nothing if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
-        return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
+        pieces = relay_wire.encode_bundle(wait_s, self._take(), self._cache)
+        return wire.split(pieces) if pieces else iter(())
 
     def _take(self) -> Iterator[tuple[int, Assignment]]:
         while self._queued:
@@ -159,12 +157,12 @@ class ConnectedRelay:
             yield pending.sequence, pending.assignment
 
     def send(self, pieces: Iterable[bytes]) -> None:
-        """Send a message to the relay unless its stream is closing."""
+        """Send a message to the relay, unless its stream is closing."""
         if not self.stream.closing:
             self.stream.put(wire.split([*pieces]))
 
     def withdraw(self, pending: "PendingAssignment") -> None:
-        """Withdraw an assignment, whether it was sent or is still queued."""
+        """Withdraw an assignment, which may still be queued or was sent."""
         if self._queued.pop(pending.sequence, None) is None:
             entry = pending.assignment.client, pending.sequence
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
@@ -200,11 +198,11 @@ class ConnectedRelay:
     def _handle_reports(self, reader: Reader) -> None:
         """Handle a message with clients' reports.
 
-        All reports are decoded before any report is delivered, because one report may carry the sum of all updates.
+        All reports are decoded before any report is delivered: one report may carry the sum of all updates, so a malformed report makes all
+        reports of the message unusable.
         """
         reports: dict[int, Report] = {}
-        # Clients whose reports are too late, in the order of the reports.
-        closed: dict[int, None] = {}
+        closed: dict[int, None] = {}  # clients whose reports are too late, in order
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
                 closed[client] = None
@@ -240,9 +238,9 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay. The port treats a RelayedClient like a `Stream`.
+    """A client that has joined through a relay. The port uses it in place of the `Stream` of a directly connected client.
 
-    `connection` is the number that the relay gave the client's connection. Raises ProtocolError for a malformed key or a negative id.
+    `connection`: the number that the relay gave the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """
 
     relay_id: int | None = None
@@ -262,7 +260,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Make the relay send `refused` (with the reason) to the client, and then disconnect the client."""
+        """Make the relay send `refused` to the client and then disconnect the client."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

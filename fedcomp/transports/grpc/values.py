@@ -1,4 +1,4 @@
-"""The encoding of values in gRPC messages. A message is sent as the fields that differ from a base message, which both sides know."""
+"""The encoding of values in gRPC messages. A message is sent as the fields that differ from a base message that both sides know."""
 
 import itertools
 import re
@@ -65,11 +65,9 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """A sequential reader of the values in one or more byte strings (pieces).
+    """A sequential reader of the values in one or more byte strings (pieces). A value that fills a whole piece is not copied.
 
-    Raises ProtocolError if the bytes end too early or are malformed.
-
-    A value that fills a whole piece is returned without a copy.
+    The methods raise ProtocolError if the bytes end too early or are malformed.
     """
 
     def __init__(self, *pieces: bytes):
@@ -115,7 +113,7 @@ class Reader:
         return self.take(self.varint())
 
     def count(self) -> int:
-        """Read the number of entries of a list. Raises ProtocolError if the list claims more entries than there are bytes left."""
+        """Read the number of entries of a list. Raises ProtocolError if there are fewer bytes left than entries."""
         count = self.varint()
         if count > self.remaining:
             raise ProtocolError(
@@ -179,7 +177,7 @@ CODECS: dict[Any, FieldCodec] = {
 
 
 def encode_fields(message: Any, base: Any) -> list[bytes]:
-    """Encode the fields of a message that differ from those of `base`: first a bit mask of these fields, then their values."""
+    """Encode a bit mask of the fields that differ from those of `base`, followed by the values of these fields."""
     mask, pieces = 0, [b""]
     for i, (name, kind) in enumerate(fields_of(type(message))):
         value, default = getattr(message, name), getattr(base, name)
@@ -191,7 +189,7 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
 
 
 def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
-    """Return the decoded message, and the names of the fields that were not sent and therefore have the values of `base`."""
+    """Return the decoded message, and the names of its fields that were not sent. These fields have the values of `base`."""
     fields = fields_of(type(base))
     mask = reader.varint()
     if mask >> len(fields):

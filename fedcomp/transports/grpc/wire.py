@@ -80,7 +80,7 @@ class Hello:
     """The first message of a client or relay to the server."""
 
     client: int  # id that the client claims (ignored with TLS), -1 for no id, or RELAY for a relay
-    version: str  # of fedcomp
+    version: str  # version of fedcomp
     protocol: int = PROTOCOL
 
 
@@ -99,7 +99,7 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for its clients, size limits, and the codec of updates that the relay adds."""
+    """The server's answer to a relay's HELLO: the contents of the invitation for clients, size limits, and the codec of the updates."""
 
     run: str
     options: str
@@ -142,10 +142,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Decode a HELLO message.
-
-    If the sender uses another version of the protocol, decode only the protocol version and the fedcomp version.
-    """
+    """Decode a HELLO message. If the sender uses another version of the protocol, decode only the two version fields."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -188,8 +185,8 @@ def encode_assignment(
 ) -> list[bytes]:
     """Encode an assignment as a list of byte strings, without copying its large byte strings.
 
-    The client id is not encoded, because both sides know it. If `refer` is given, the message has `refer(data)` in place of each byte
-    string `data` in `frames` and `announced`.
+    The client id is not encoded, because both sides know it. If `refer` is given, `refer(data)` replaces each byte string `data` in
+    `frames` and `announced`.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -203,7 +200,7 @@ def encode_assignment(
 def decode_assignment(
     reader: Reader, client: int, resolve: Callable[[bytes], bytes] | None = None
 ) -> tuple[int, Assignment]:
-    """Decode a sequence number and an assignment. `resolve` returns the byte string for a reference made by `refer` (encode_assignment)."""
+    """Decode a sequence number and an assignment. `resolve` is the inverse of `refer` in `encode_assignment`."""
     sequence = reader.varint()
     assignment, omitted = decode_fields(_assignment_base(client), reader)
     if resolve is not None:
@@ -217,7 +214,7 @@ def decode_assignment(
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
     """Encode a report as a list of byte strings, without copying the frame.
 
-    Fields whose values follow from the assignment `answered` are omitted.
+    Fields that follow from the assignment `answered` are omitted.
     """
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
@@ -226,7 +223,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode the rest of a report, whose sequence number has already been read."""
+    """Decode a report after its sequence number."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -234,9 +231,9 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Return a message with its `reason` truncated to MAX_REASON_CHARS characters.
+    """Truncate the `reason` of a message to MAX_REASON_CHARS characters.
 
-    Raises ProtocolError if any other text of the message has more than MAX_NAME_BYTES bytes.
+    Raises ProtocolError for another text above MAX_NAME_BYTES bytes.
     """
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
@@ -251,9 +248,9 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages that carry a message.
+    """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts for a message larger than PART_BYTES.
 
-    A large message is a BEGIN message and parts; every other message is one gRPC message. Parts of a large frame contain no other data.
+    Parts of a large frame contain no other data.
     """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
@@ -272,9 +269,9 @@ class Assembly:
 
     `largest`: size limit in bytes of a message in parts, which is checked before memory is allocated.
 
-    An assembled message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece. `split` sends a large frame
-    (encoded update) in parts of its own, which become one piece, so that the frame is stored only once. Messages that are split in another
-    way are also accepted.
+    A message is assembled as a list of byte strings (pieces). A piece ends with the last part, or with a part shorter than PART_BYTES.
+    `split` sends a large frame in parts of its own, so that the frame becomes one piece and is stored only once. Messages that are split in
+    another way are accepted too.
     """
 
     def __init__(self, largest: int):
@@ -285,7 +282,7 @@ class Assembly:
         self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
-        """Process a received gRPC message. Return the kind and a reader of the complete message, or None if parts are missing.
+        """Process a gRPC message. Return the kind of the complete message and a reader of its body, or None if parts are missing.
 
         Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError for a malformed message.
         """
@@ -338,7 +335,7 @@ class Assembly:
 
 
 def read_kind(*pieces: bytes) -> tuple[Kind, Reader]:
-    """Return the kind of the message in `pieces` (byte strings), and a reader of its body. Raises ProtocolError for an unknown kind."""
+    """Return the kind of a message and a reader of its body. Raises ProtocolError for an unknown kind."""
     reader = Reader(*pieces)
     number = reader.varint()
     try:

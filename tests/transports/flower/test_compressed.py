@@ -48,7 +48,7 @@ def target(partition: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Seen:
-    """The arrays that the apps received, and their updates, by type of message and partition."""
+    """The arrays that the apps received, by type of message and partition, and the apps' updates by partition."""
 
     def __init__(self):
         self.given: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {}
@@ -89,10 +89,8 @@ def plain_app(seen: Seen, mods: list) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context) -> Message:
         seen.note("evaluate", context.node_config["partition-id"], message.content["arrays"])
-        return Message(
-            RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.5})}),
-            reply_to=message,
-        )
+        metrics = MetricRecord({"num-examples": 1, "accuracy": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
@@ -107,7 +105,7 @@ class Federation:
         )
 
     def residual(self, partition: int) -> np.ndarray:
-        """Return the residual that a client keeps, including its pending proposal."""
+        """Return the residual of a client, which includes its pending update."""
         return self.memory(partition)["residual"].double().numpy()
 
     def memory(self, partition: int) -> dict:
@@ -190,22 +188,19 @@ def test_after_the_first_download_only_frames_are_sent(federation):
     strategy = Compressed(FedAvg(**QUIET))
     run(strategy, federation.grid)
     assert min(plain.bytes_up()) > 4 * NUMEL and min(plain.bytes_down()) > 4 * NUMEL
-    assert (
-        max(federation.grid.bytes_up()) < min(plain.bytes_up()) / 8
-    )  # in such a small model, most bytes are headers and buffers
+    # Most bytes of such a small model are headers and buffers.
+    assert max(federation.grid.bytes_up()) < min(plain.bytes_up()) / 8
     assert max(federation.grid.bytes_down()[3:]) < min(plain.bytes_down()) / 8
     for round in (1, 2, 3):
-        traffic = strategy.traffic[round, "train"]
-        up = federation.grid.bytes_up()[3 * round - 3 : 3 * round]
-        assert sum(traffic.uplink.values()) < sum(up) < sum(traffic.uplink.values()) + 3 * 1000
-        down = federation.grid.bytes_down()[3 * round - 3 : 3 * round]
-        assert (
-            sum(traffic.downlink.values()) < sum(down) < sum(traffic.downlink.values()) + 3 * 1000
-        )
+        traffic, of_round = strategy.traffic[round, "train"], slice(3 * round - 3, 3 * round)
+        uplink, up = sum(traffic.uplink.values()), federation.grid.bytes_up()[of_round]
+        assert uplink < sum(up) < uplink + 3 * 1000
+        downlink, down = sum(traffic.downlink.values()), federation.grid.bytes_down()[of_round]
+        assert downlink < sum(down) < downlink + 3 * 1000
 
 
 def test_unsent_parts_of_updates_are_kept_and_no_update_counts_twice(tmp_path):
-    """Check Σ accepted + residual = Σ updates, with lost replies and restarts under a new node id at the worst moments."""
+    """Check Σ accepted + residual = Σ updates for a client with lost replies and restarts under a new node id."""
     federation = Federation(tmp_path, nodes=2)
     federation.grid.here = {0}
     strategy = Compressed(
@@ -216,10 +211,11 @@ def test_unsent_parts_of_updates_are_kept_and_no_update_counts_twice(tmp_path):
     accepted = np.zeros(NUMEL)
     arrays, config = initial(), ConfigRecord()
     for round in range(1, 9):
-        if round in (3, 6):
-            federation.grid.restart(
-                0
-            )  # its last proposal was accepted (3) or lost (6), and the client does not know which
+        if round in (
+            3,
+            6,
+        ):  # the last update was accepted (3) or lost (6), and the client does not know which
+            federation.grid.restart(0)
         if round in (4, 5):
             federation.grid.faults["train", 0] = lambda reply: None
         before = strategy.model and flat(values_of(strategy.model.arrays)).astype(np.float64)
@@ -229,18 +225,18 @@ def test_unsent_parts_of_updates_are_kept_and_no_update_counts_twice(tmp_path):
         new, _ = strategy.aggregate_train(round, replies)
         assert (new is None) == (round in (4, 5))
         if new is not None:
-            moved = flat(values_of(new)).astype(np.float64) - (
-                flat(values_of(initial())) if before is None else before
-            )
+            before = flat(values_of(initial())) if before is None else before
+            moved = flat(values_of(new)).astype(np.float64) - before
             accepted, arrays = accepted + moved, new
     pending = federation.memory(0)["pending"]
     last = codec("stc").decode(pending, numel=NUMEL).double().numpy()
-    kept = federation.residual(0) - last  # the last proposal was accepted
+    kept = federation.residual(0) - last  # the last update was accepted
     np.testing.assert_allclose(accepted + kept, sum(federation.seen.updates[0]), atol=1e-4)
     assert np.abs(kept).sum() > 1
 
 
 def downloads(strategy, round, grid, arrays):
+    """Return the messages of a round, and their assignments by node."""
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     asked = [
         Assignment.unpack(from_records(message.content, Parcel).message) for message in messages
@@ -270,27 +266,24 @@ def test_a_client_downloads_missed_broadcasts_or_the_model_if_it_has_no_state(tm
         arrays, forms = step(round)
         assert forms == {0: FRAMES, 1: FRAMES}
     grid.here = {0, 1, 2}
-    (
-        tmp_path / "partition-1" / "run-1.bin"
-    ).unlink()  # the client loses its state, and the server does not know
+    # Client 1 loses its state, and the server does not know it.
+    (tmp_path / "partition-1" / "run-1.bin").unlink()
     arrays, forms = step(4)
     assert forms[2] in (FRAMES, OVERWRITE) and forms[0] == FRAMES
     assert strategy.traffic[4, "train"].catch_up_bytes > 0
-    assert [(r.client, "is stored" in r.reason) for r in strategy.rejections[4, "train"]] == [
-        (1, True)
-    ]
+    (rejection,) = strategy.rejections[4, "train"]
+    assert rejection.client == 1 and "no state of this run is stored" in rejection.reason
     arrays, forms = step(5)
     assert forms[1] == DENSE and not strategy.rejections[5, "train"]
     torch.testing.assert_close(*(federation.state(p)["weights"] for p in (0, 2)), rtol=0, atol=0)
     torch.testing.assert_close(*(federation.state(p)["weights"] for p in (0, 1)), rtol=0, atol=0)
 
 
-def test_evaluation_messages_update_the_model_and_settle_proposals(federation):
+def test_evaluation_messages_update_the_model_and_tell_which_updates_were_accepted(federation):
     strategy = Compressed(FedAvg())
     run(strategy, federation.grid, rounds=2)
-    assert (
-        max(federation.grid.bytes_down("evaluate")) < 2000
-    )  # only the newest broadcast, because each client has the earlier ones
+    # The messages carry only the newest broadcast, because each client has the earlier ones.
+    assert max(federation.grid.bytes_down("evaluate")) < 2000
     assert all("pending" not in federation.memory(p) for p in range(3))
     assert strategy.traffic[2, "train"].downlink.keys() == {0, 1, 2}
     messages, asked = downloads(strategy, 3, federation.grid, strategy.model.arrays)
@@ -354,10 +347,10 @@ FAULTS = {
     "zero weight": with_metrics(loss=1.0, **{"num-examples": 0}),
     "a weight that is not a number": with_metrics(loss=1.0, **{"num-examples": float("nan")}),
     "other metrics": with_metrics(**{"num-examples": 3, "other": 1.0}),
-    "no buffers": with_parcel(heads="[]", bodies=[]),
-    "malformed buffers": with_parcel(bodies=[b"x", b"y"]),
-    "headers that are not JSON": with_parcel(heads="{"),
-    "a key that is in use": with_parcel(record="metrics"),
+    "no buffers": with_parcel(array_headers="[]", array_data=[]),
+    "malformed buffers": with_parcel(array_data=[b"x", b"y"]),
+    "headers that are not JSON": with_parcel(array_headers="{"),
+    "the key of another record": with_parcel(record="metrics"),
 }
 
 
@@ -370,14 +363,10 @@ def test_a_malformed_reply_is_rejected_with_a_reason_and_the_run_continues(fault
     dropped = strategy.rejections[1, "train"]
     assert [r.client for r in dropped] == [1] and dropped[0].reason
     assert not strategy.rejections[2, "train"]
-    frame = federation.memory(1)["pending"]
-    total = federation.residual(1) - codec("stc").decode(frame, numel=NUMEL).double().numpy()
-    sent = (
-        sum(federation.seen.updates[1]) - total
-    )  # one frame with the updates of both rounds, because the first was rolled back
-    np.testing.assert_allclose(
-        sent, codec("stc").decode(frame, numel=NUMEL).double().numpy(), atol=1e-5
-    )
+    # The update of round 1 was rolled back, so the frame of round 2 contains parts of both updates.
+    frame = codec("stc").decode(federation.memory(1)["pending"], numel=NUMEL).double().numpy()
+    unsent = federation.residual(1) - frame
+    np.testing.assert_allclose(sum(federation.seen.updates[1]) - unsent, frame, atol=1e-5)
 
 
 def test_a_node_that_answers_twice_counts_once(federation):
@@ -491,7 +480,7 @@ def test_a_strategy_that_overrides_start_runs_its_own_loop(federation):
     assert max(federation.grid.bytes_up()) < NUMEL
 
 
-def test_a_replaced_model_is_downloaded_whole(federation):
+def test_clients_download_a_replaced_model_completely(federation):
     strategy = Compressed(FedAvg(**QUIET))
     run(strategy, federation.grid, rounds=2)
     other = ArrayRecord(
@@ -506,10 +495,8 @@ def test_a_replaced_model_is_downloaded_whole(federation):
 
 
 def test_clients_discard_their_state_of_an_earlier_training(tmp_path):
-    strategy, federation = (
-        Compressed(FedAvg(**QUIET)),
-        Federation(tmp_path, nodes=2),
-    )  # with two clients, the sum does not depend on their order
+    # With two clients, the sum of the updates does not depend on their order.
+    strategy, federation = Compressed(FedAvg(**QUIET)), Federation(tmp_path, nodes=2)
     first, second = run(strategy, federation.grid), run(strategy, federation.grid)
     assert all(
         np.array_equal(second.arrays[name].numpy(), array.numpy())
@@ -529,10 +516,8 @@ def test_half_precision_arrays_stay_in_half_precision(tmp_path):
                 "train", context.node_config["partition-id"], message.content["arrays"]
             )
             trained = ArrayRecord({"w": Array(given["w"] + np.float16(0.25))})
-            return Message(
-                RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})}),
-                reply_to=message,
-            )
+            metrics = MetricRecord({"num-examples": 1})
+            return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
         return app
 
@@ -559,5 +544,5 @@ def test_a_strategy_that_sends_a_node_two_messages_is_refused(federation):
         def configure_train(self, *given):
             return [*super().configure_train(*given), *super().configure_train(*given)]
 
-    with pytest.raises(ConfigError, match="two messages in one round"):
+    with pytest.raises(ConfigError, match="two messages in one phase"):
         Compressed(Twice(**QUIET)).configure_train(1, initial(), ConfigRecord(), federation.grid)

@@ -15,7 +15,7 @@ INVITATION = Invitation("run", -1, "{}", "layout", "version")
 
 
 def app_of(claims: list[Presence]) -> ClientApp:
-    """Return an app whose nodes claim the presences of a list, by partition, and fail in every round."""
+    """Return an app that answers the invitation with `claims[partition]`, and every assignment with a failure."""
     app = ClientApp()
 
     @app.query("join")
@@ -65,7 +65,8 @@ def test_only_nodes_with_valid_ids_of_this_run_join(no_pause):
     assert [
         sentence.removeprefix("a node that was invited cannot take part: ") for sentence in warnings
     ] == [
-        "the node claims client id 2, but the id must be from 0 to 1 and equal to the id in its enrolment; correct the id",
+        "the node asks to be client 2; the id must be from 0 to 1 and the id in the node's enrolment, if any; "
+        "correct --client-id or --partition-id",
         "client 0: the client answered the invitation of another run",
         "client 0: it has another model",
     ]

@@ -40,7 +40,7 @@ def grid_of(flowers: Federation) -> AppGrid:
 
 
 def flower_strategy(text: str, **changes) -> FlowerStrategy:
-    return FlowerStrategy(text, replace(CASES[text], **changes), roster=by_partition)
+    return FlowerStrategy(text, replace(CASES[text], **changes), node_ids=by_partition)
 
 
 @for_each("text", CASES)
@@ -66,7 +66,7 @@ def test_start_runs_the_rounds_of_the_loop(text):
 def test_clients_train_dict_batches_with_any_optimizer_and_by_their_own_loop(task):
     own, flowers = (Federation(CONFIG, task=task, optimizer="adamw") for _ in range(2))
     list(own.loop.rounds(range(1, 3)))
-    result = FlowerStrategy("average", CONFIG, roster=by_partition).start(
+    result = FlowerStrategy("average", CONFIG, node_ids=by_partition).start(
         grid_of(flowers), flowers.arrays(), num_rounds=2
     )
     for name, view in own.layout.views(own.loop.model).items():
@@ -110,7 +110,7 @@ def test_a_malformed_reply_is_rejected():
 
 def test_an_initial_array_of_integers_is_refused():
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32)), "count": Array(np.array([7]))})
-    with pytest.raises(ConfigError, match="initial array 'count' is of type int64"):
+    with pytest.raises(ConfigError, match="initial array 'count' has the dtype int64"):
         flower_strategy("average").start(grid_of(federation("average")), arrays)
 
 

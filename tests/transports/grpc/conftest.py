@@ -24,6 +24,12 @@ def enrolled(authority: Authority) -> Enrolled:
 
 
 @pytest.fixture
+def secure(enrolled: Enrolled, server_credentials: Credentials) -> dict[str, object]:
+    """Return the settings of a server with TLS that accepts the keys in `enrolled`."""
+    return {"enrolled": enrolled, "credentials": server_credentials}
+
+
+@pytest.fixture
 def loop() -> Iterator[Loop]:
     loop = Loop()
     yield loop

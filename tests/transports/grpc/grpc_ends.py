@@ -1,4 +1,4 @@
-"""The ends of the gRPC transport for tests: certificates, a server, and relays and clients in the event loop of the process."""
+"""The two sides of the gRPC transport for tests: certificates, a server, relays and clients."""
 
 import asyncio
 import threading
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,7 +29,7 @@ from fedcomp.messages import (
     next_version,
     ticket,
 )
-from fedcomp.server.transport import Delivery
+from fedcomp.server.transport import Delivery, Lost
 from fedcomp.transports.grpc import (
     Credentials,
     GrpcConnection,
@@ -39,11 +40,15 @@ from fedcomp.transports.grpc import (
 )
 from fedcomp.transports.grpc.io_loop import io_loop
 from fedcomp.transports.grpc.settings import peer_key
+from fedcomp.transports.grpc.traffic import counts_bytes
 
 RUN = "0123456789abcdef" * 2
 VERSION = "00112233445566778899aabbccddeeff"
 INVITATION = Invitation(RUN, -1, '{"lr":0.1}', "ab" * 16, VERSION)
 LARGEST = 64 << 20
+needs_byte_counts = pytest.mark.skipif(
+    not counts_bytes(), reason="the platform does not count bytes of connections"
+)
 
 
 def assignment(client: int, round: int = 1, frames: list[bytes] | None = None) -> Assignment:
@@ -71,7 +76,7 @@ def report(answered: Assignment, frame: bytes = b"u" * 50) -> Report:
 
 
 class Authority:
-    """A CA, the server's certificate and those of clients."""
+    """A CA, which makes certificates of servers, relays and clients."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
@@ -81,20 +86,11 @@ class Authority:
             certificates.ca_certificate(self.key, self.now, self.ends)
         )
 
-    def server(self) -> Credentials:
-        key = ec.generate_private_key(ec.SECP384R1())
-        made = certificates.server_certificate(
-            key.public_key(), certificates.certificate_hosts([]), self.key, self.now, self.ends
-        )
-        return Credentials(
-            certificates.certificate_pem(made), certificates.private_key_pem(key), self.ca
-        )
-
-    def relay(self) -> Credentials:
+    def server(self, relay: bool = False) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
         hosts = certificates.certificate_hosts([])
         made = certificates.server_certificate(
-            key.public_key(), hosts, self.key, self.now, self.ends, relay=True
+            key.public_key(), hosts, self.key, self.now, self.ends, relay=relay
         )
         return Credentials(
             certificates.certificate_pem(made), certificates.private_key_pem(key), self.ca
@@ -122,14 +118,14 @@ class Authority:
 
 
 class Enrolled:
-    """The enrolled keys of clients and of one relay, with the methods of a registry that a port calls."""
+    """The enrolled keys of clients and of one relay, with the interface `settings.Keys`."""
 
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
         self.keys = [peer_key(own.certificate) for own in self.credentials]
         self.ids = {key.hash: client for client, key in enumerate(self.keys)}
         self.revoked: set[int] = set()
-        self.relay = authority.relay()
+        self.relay = authority.server(relay=True)
         self.relays = {peer_key(self.relay.certificate).hash: 0}
         self.problem = ""
 
@@ -184,13 +180,17 @@ class Server:
         self.wait_for(lambda: set(self.transport.clients()) == set(clients), timeout_s)
 
     def receive(self, count: int, timeout_s: float = 20.0) -> dict[int, Delivery]:
-        """Return this many answers by client."""
+        """Wait for `count` deliveries. Return them by client."""
         deliveries: list[Delivery] = []
         deadline = time.monotonic() + timeout_s
         while len(deliveries) < count:
             assert time.monotonic() < deadline, (len(deliveries), self.left, self.warnings)
             deliveries += self.transport.receive(0.2)
         return {delivery.client: delivery for delivery in deliveries}
+
+    def answers(self, count: int) -> dict[int, Report | Lost]:
+        """Wait for `count` answers. Return them by client."""
+        return {client: delivery.answer for client, delivery in self.receive(count).items()}
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def serving(clients: int, **more: Any) -> Iterator[Server]:
 
 
 class Loop:
-    """Runs clients in the event loop that all gRPC streams of a process share, until `close`."""
+    """The event loop of all gRPC streams, in which tests run clients and relays until `close`."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -233,7 +233,7 @@ class Loop:
 
 
 class RelayEnd:
-    """A relay in the event loop on a port of loopback, and the calls of its callbacks. `end`: its farewell or its error."""
+    """A relay on a free port of loopback, and the calls of its callbacks. `end` has its farewell or its error."""
 
     def __init__(
         self, loop: Loop, target: str, credentials: Credentials | None = None, port: int = 0
@@ -269,7 +269,7 @@ class RelayEnd:
             self._gone.set()
 
     def wait_for_clients(self, count: int) -> None:
-        """Wait until this number of clients is connected."""
+        """Wait until `count` clients are connected."""
         deadline = time.monotonic() + 20
         while self.clients != count:
             assert time.monotonic() < deadline, self.clients
@@ -281,13 +281,28 @@ class RelayEnd:
         assert self._gone.wait(20)
 
 
+class Slow:
+    """An `answer` of `attend` that waits until the test sets `proceed`."""
+
+    def __init__(self, answer: Callable[[Assignment], Report | None] = report):
+        self.answer = answer
+        self.started, self.proceed = threading.Event(), threading.Event()
+        self.asked: list[Assignment] = []
+
+    def __call__(self, a: Assignment) -> Report | None:
+        self.asked.append(a)
+        self.started.set()
+        assert self.proceed.wait(20)
+        return self.answer(a)
+
+
 async def attend(
     connection: GrpcConnection,
     client: int,
     answer: Callable[[Assignment], Report | None] = report,
     seen: list[Any] | None = None,
 ) -> Any:
-    """Take part in a run until it ends. Return the last message."""
+    """Take part in a run until it ends. Return the last message. `answer` returns the report on an assignment, or None for no report."""
     async with connection:
         async for message in connection.messages():
             if seen is not None:
@@ -304,7 +319,7 @@ async def attend(
 
 
 async def attend_again(where: Server | RelayEnd, client: int, answer=report, **how: Any) -> Any:
-    """Take part in a run until it ends. If the connection is lost, connect again, as client processes do."""
+    """Take part in a run until it ends. If the connection is lost, connect again."""
     while True:
         try:
             return await attend(connect(where, client, **how), client, answer)

@@ -9,15 +9,15 @@ import threading
 import time
 
 import pytest
-from grpc_ends import LARGEST, assignment, attend, connect, report, serving
+from grpc_ends import LARGEST, Slow, assignment, attend, connect, needs_byte_counts, report, serving
 from one_client import one_client
 
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Presence
 from fedcomp.server.transport import Lost
 from fedcomp.transports.grpc import GrpcConnection, Refused
-from fedcomp.transports.grpc.traffic import counts_bytes
 
+EXPELLED = "the key of this client or relay is no longer accepted"
 GONE = "the client's connection ended, and the client did not reconnect in time"
 
 
@@ -78,30 +78,24 @@ def test_without_a_time_limit_the_server_waits_for_a_disconnected_client(loop):
 
 
 def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
-    """The client cannot send its report any more. Without the reason, it would reconnect and replace the newer client."""
-    training, replaced = threading.Event(), threading.Event()
-
-    def train(a):
-        training.set()
-        assert replaced.wait(20)
-        return report(a, bytes(1 << 20))
-
+    """The client cannot send its report. Without the reason, it would reconnect and replace the newer client."""
+    slow = Slow(lambda a: report(a, bytes(1 << 20)))
     with serving(1) as server:
-        older = loop.start(attend(connect(server, 0), 0, train))
+        older = loop.start(attend(connect(server, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert training.wait(20)
+        assert slow.started.wait(20)
         loop.start(attend(connect(server, 0), 0))
         assert server.receive(1)[0].answer == report(assignment(0))
         server.wait_for(lambda: server.transport.figures().streams == 1)
-        replaced.set()
+        slow.proceed.set()
         refused = older.result(20)
         assert isinstance(refused, Refused) and "the server keeps only the newest" in refused.reason
 
 
-def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
+def test_a_newer_stream_replaces_the_older(loop, enrolled, secure):
     own = enrolled.credentials[1]
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+    with serving(3, **secure) as server:
         older = loop.start(attend(connect(server, credentials=own), 1))
         server.wait_for_clients(1)
         loop.start(attend(connect(server, credentials=own), 1))
@@ -113,45 +107,34 @@ def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
         server.wait_for_clients(1)
 
 
-def test_a_replaced_stream_with_an_open_assignment(loop):
-    started, proceed = threading.Event(), threading.Event()
-
-    def wait(a):
-        started.set()
-        proceed.wait(20)
-
+def test_the_newer_stream_of_a_client_receives_the_open_assignment(loop):
+    slow = Slow(lambda a: None)
     with serving(1) as server:
-        loop.start(attend(connect(server, 0), 0, wait))
+        loop.start(attend(connect(server, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert started.wait(20)
+        assert slow.started.wait(20)
         loop.start(attend(connect(server, 0), 0))
         assert server.receive(1)[0].answer == report(assignment(0))
-        proceed.set()
+        slow.proceed.set()
 
 
-def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
-    started, proceed = threading.Event(), threading.Event()
-
-    def wait(a):
-        started.set()
-        proceed.wait(20)
-
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+def test_a_revoked_client_is_disconnected(loop, enrolled, secure):
+    slow = Slow(lambda a: None)
+    with serving(3, **secure) as server:
         ends = [
-            loop.start(attend(connect(server, credentials=own), client, wait))
+            loop.start(attend(connect(server, credentials=own), client, slow))
             for client, own in enumerate(enrolled.credentials[:2])
         ]
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(1)])
-        assert started.wait(20)
+        assert slow.started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
         # The client may have received the assignment before the server notes that it was sent, so the stage is "send" or "reply".
-        lost = server.receive(1)[1].answer
-        assert lost.reason == "the key of this client or relay is no longer accepted"
+        assert server.answers(1)[1].reason == EXPELLED
         server.wait_for_clients(0)
-        proceed.set()
+        slow.proceed.set()
         assert ends[1].result(20) == Refused("client 1 is revoked", False)
         refused = loop.run(attend(connect(server, credentials=enrolled.credentials[1]), 1))
         assert refused == Refused("client 1 is revoked", False)
@@ -160,8 +143,8 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         server.wait_for_clients(0, 1)
 
 
-def test_a_malformed_registry_disconnects_no_client(loop, enrolled, server_credentials):
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+def test_a_malformed_registry_disconnects_no_client(loop, enrolled, secure):
+    with serving(3, **secure) as server:
         own, late = enrolled.credentials[:2]
         loop.start(attend(connect(server, credentials=own), 0))
         server.wait_for_clients(0)
@@ -177,11 +160,8 @@ def test_a_malformed_registry_disconnects_no_client(loop, enrolled, server_crede
         server.wait_for_clients()
 
 
-def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
-    loop, enrolled, server_credentials
-):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "grace_s": 0.5}
-    with serving(3, **options) as server:
+def test_the_assignment_of_a_revoked_disconnected_client_is_lost(loop, enrolled, secure):
+    with serving(3, grace_s=0.5, **secure) as server:
         own = enrolled.credentials[0]
         first = loop.start(until_assigned(connect(server, credentials=own), 0))
         server.wait_for_clients(0)
@@ -189,9 +169,7 @@ def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
         assert first.result(20)
         enrolled.revoked.add(0)
         server.transport.recheck_keys()
-        assert server.receive(1)[0].answer == Lost(
-            "the key of this client or relay is no longer accepted"
-        )
+        assert server.answers(1) == {0: Lost(EXPELLED)}
         assert server.transport.receive(1.0) == []
 
 
@@ -221,22 +199,25 @@ def test_a_client_whose_write_fails_receives_the_reason(loop):
     assert caught.value.cause in UnreachableError.transient
 
 
-def test_a_server_that_does_not_run_cannot_be_reached(loop):
+def to_nobody() -> GrpcConnection:
+    """Return a connection to a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
+    return GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0)
+
+
+def test_a_server_that_does_not_run_cannot_be_reached(loop):
     with pytest.raises(UnreachableError, match="cannot be reached") as caught:
-        loop.run(attend(GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0), 0))
+        loop.run(attend(to_nobody(), 0))
     assert caught.value.cause in UnreachableError.transient
 
 
 @pytest.mark.parametrize("iterations", range(3))
 def test_a_client_that_is_cancelled_while_its_connection_fails_ends(loop, iterations):
     """The client is cancelled `iterations` iterations of the event loop after the failure."""
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        port = trial.getsockname()[1]
 
     async def cancelled() -> bool:
-        connection = GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0)
+        connection = to_nobody()
         task = asyncio.create_task(connection.__aenter__())
         while connection._error is None:
             await asyncio.sleep(0)
@@ -267,7 +248,7 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
         server.wait_for_clients(0, timeout_s=60)
         os.kill(client.pid, signal.SIGSTOP)
         deliveries, deadline = [], time.monotonic() + 10
-        while not deliveries:  # newer assignments do not hide that it is frozen
+        while not deliveries:  # newer assignments must not hide that the client is frozen
             assert time.monotonic() < deadline
             server.transport.send([assignment(0, 1, [b"x" * size])])
             deliveries = server.transport.receive(every_s)
@@ -294,9 +275,8 @@ def test_without_a_limit_a_frozen_client_is_noticed_and_keeps_its_assignment():
 
 
 @pytest.mark.deploy
+@needs_byte_counts
 def test_bytes_of_a_killed_client_are_counted():
-    if not counts_bytes():
-        pytest.skip("the platform does not count bytes of connections")
     with serving(1) as server:
         with one_client(server.target):
             server.wait_for_clients(0, timeout_s=60)

@@ -1,15 +1,23 @@
 """Rounds of the gRPC transport over real sockets."""
 
-import threading
 import time
 
 import pytest
-from grpc_ends import LARGEST, RUN, assignment, attend, connect, report, serving
+from grpc_ends import (
+    LARGEST,
+    RUN,
+    Slow,
+    assignment,
+    attend,
+    connect,
+    needs_byte_counts,
+    report,
+    serving,
+)
 
 from fedcomp.errors import ConfigError
 from fedcomp.messages import Assignment, Farewell, Invitation
 from fedcomp.transports.grpc import GrpcTransport, PortSettings
-from fedcomp.transports.grpc.traffic import counts_bytes
 
 
 def test_rounds_of_several_clients(loop):
@@ -20,18 +28,15 @@ def test_rounds_of_several_clients(loop):
         for round in (1, 2, 3):
             sent = {client: assignment(client, round) for client in range(3)}
             server.transport.send([*sent.values()])
-            answers = server.receive(3)
-            assert {client: d.answer for client, d in answers.items()} == {
-                client: report(a) for client, a in sent.items()
-            }
+            assert server.answers(3) == {client: report(a) for client, a in sent.items()}
         server.transport.send_farewell(3)
         assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 3
         server.wait_for_clients()
         assert sorted(server.left) == [0, 1, 2] and not server.warnings
 
 
-def test_clients_are_identified_by_their_keys(loop, enrolled, server_credentials):
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+def test_clients_are_identified_by_their_keys(loop, enrolled, secure):
+    with serving(3, **secure) as server:
         seen = []
         for client, own in enumerate(enrolled.credentials):
             loop.start(attend(connect(server, credentials=own), client, seen=seen))
@@ -44,8 +49,8 @@ def test_clients_are_identified_by_their_keys(loop, enrolled, server_credentials
             server.transport.public_key(3)
 
 
-def test_a_claim_does_not_replace_a_key(loop, enrolled, server_credentials):
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+def test_a_claim_does_not_replace_a_key(loop, enrolled, secure):
+    with serving(3, **secure) as server:
         connection = connect(server, 2, enrolled.credentials[0])
         end = loop.start(attend(connection, 2))
         assert "cannot take part as client 2" in end.result(20).reason
@@ -62,51 +67,37 @@ def test_large_messages_in_both_directions(loop):
         for round in (1, 2):
             sent = [assignment(client, round, [frame]) for client in (0, 1)]
             server.transport.send(sent)
-            answers = server.receive(2)
-            assert answers[0].answer == report(sent[0], frame[::-1])
-            assert answers[1].answer == report(sent[1], frame[::-1])
+            assert server.answers(2) == {a.client: report(a, frame[::-1]) for a in sent}
 
 
 def test_a_newer_assignment_replaces_an_older_one(loop):
-    started, proceed, seen = threading.Event(), threading.Event(), []
-
-    def answer(a: Assignment):
-        if a.round == 1:
-            started.set()
-            assert proceed.wait(20)
-        return report(a)
-
+    slow, seen = Slow(), []
     with serving(1) as server:
         connection = connect(server, 0)
+        answer = lambda a: slow(a) if a.round == 1 else report(a)  # noqa: E731
         loop.start(attend(connection, 0, answer, seen))
         server.wait_for_clients(0)
         server.transport.send([assignment(0, 1, [b"x" * (1 << 20)])])
-        assert started.wait(20)
+        assert slow.started.wait(20)
         for newer in (2, 3):
             server.transport.send([assignment(0, newer)])
             server.wait_for(lambda a=newer: [w.round for _, w in connection._unread] == [a])
         assert server.transport.receive(0.0) == []
-        proceed.set()
+        slow.proceed.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))
         assert server.late_answers == [0]  # round 1; round 2 was replaced before the client read it
         assert [a.round for a in seen if isinstance(a, Assignment)] == [1, 3]
 
 
 def test_reports_on_cancelled_assignments_are_late_answers(loop):
-    started, proceed = threading.Event(), threading.Event()
-
-    def answer(a: Assignment):
-        started.set()
-        assert proceed.wait(20)
-        return report(a)
-
+    slow = Slow()
     with serving(1) as server:
-        loop.start(attend(connect(server, 0), 0, answer))
+        loop.start(attend(connect(server, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert started.wait(20)
+        assert slow.started.wait(20)
         server.transport.cancel([0, 5])
-        proceed.set()
+        slow.proceed.set()
         server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
 
@@ -143,11 +134,10 @@ def test_deliveries_carry_the_time_of_arrival(loop):
         assert before <= delivery.arrived_s <= server.transport.clock.now()
 
 
-def test_bytes_of_an_exchange(loop, enrolled, server_credentials):
-    if not counts_bytes():
-        pytest.skip("the platform does not count bytes of connections")
+@needs_byte_counts
+def test_an_exchange_of_messages_adds_few_bytes_to_its_frames(loop, enrolled, secure):
     rounds, size = 10, 50
-    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+    with serving(3, **secure) as server:
         for client, own in enumerate(enrolled.credentials):
             loop.start(attend(connect(server, credentials=own), client))
         server.wait_for_clients(0, 1, 2)
@@ -165,9 +155,8 @@ def test_bytes_of_an_exchange(loop, enrolled, server_credentials):
         assert sum(by_client) == sum(after.total)
 
 
+@needs_byte_counts
 def test_traffic_of_ended_connections_is_kept(loop):
-    if not counts_bytes():
-        pytest.skip("the platform does not count bytes of connections")
     frame = b"x" * 100_000
     with serving(1) as server:
         for _ in range(2):
@@ -184,7 +173,7 @@ def test_traffic_of_ended_connections_is_kept(loop):
         assert server.transport.traffic().total.bytes_out >= traffic.total.bytes_out
 
 
-def test_figures(loop):
+def test_the_figures_of_a_port_count_clients_and_refusals(loop):
     with serving(2) as server:
         loop.start(attend(connect(server, 0), 0))
         loop.run(attend(connect(server, 7), 7))

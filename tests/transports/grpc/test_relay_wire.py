@@ -20,7 +20,7 @@ SEQUENCES = st.integers(0, 1 << 40)
 
 
 def sent(pieces: list[bytes], kind: Kind) -> Reader:
-    """Send a message through its parts. Return the reader of its body."""
+    """Split and assemble a message. Return a reader of its body."""
     got, reader = read(pieces)
     assert got is kind
     return reader
@@ -30,28 +30,28 @@ class RelayEnd:
     """The frames that a relay has cached, and the bundles that it received."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, bytes] = {}
+        self.cached: dict[int, bytes] = {}
         self.sizes: list[int] = []  # bytes of messages
 
     def take(self, pieces: list[bytes]) -> Bundle:
         self.sizes.append(sum(map(len, pieces)))
-        return relay_wire.decode_bundle(sent(pieces, Kind.ASSIGNMENTS), self.kept)
+        return relay_wire.decode_bundle(sent(pieces, Kind.ASSIGNMENTS), self.cached)
 
     def take_all(
-        self, wait_s: float, assignments: list[tuple[int, Assignment]], kept: FrameCache
+        self, wait_s: float, assignments: list[tuple[int, Assignment]], cache: FrameCache
     ) -> list[tuple[int, Assignment]]:
-        """Return the assignments of all bundles."""
+        """Send assignments in bundles. Return those that the relay received."""
         got, remaining = [], iter(assignments)
-        while pieces := relay_wire.encode_bundle(wait_s, remaining, kept):
+        while pieces := relay_wire.encode_bundle(wait_s, remaining, cache):
             bundle = self.take(pieces)
             assert bundle.wait_s == wait_s
             got += bundle.assignments
         return got
 
 
-def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
-    """Return whether server and relay have the same record of the cached frames."""
-    return {number: frame for frame, number in kept.numbers.items()} == relay.kept
+def same_frames(cache: FrameCache, relay: RelayEnd) -> bool:
+    """Return whether the server's record names the frames that the relay has cached."""
+    return {number: frame for frame, number in cache.numbers.items()} == relay.cached
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1 << 62))
@@ -95,12 +95,12 @@ def test_encoded_entries_are_decoded_unchanged(kind_and_rows):
     st.floats(allow_nan=False),
 )
 def test_encoded_assignments_are_decoded_unchanged(assignments, wait_s):
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     for _ in range(2):  # the second time, the relay has every frame
-        got = relay.take_all(wait_s, assignments, kept)
+        got = relay.take_all(wait_s, assignments, cache)
         assert [sequence for sequence, _ in got] == [sequence for sequence, _ in assignments]
         assert all(same(a, b) for (_, a), (_, b) in zip(got, assignments, strict=True))
-    assert same_frames(kept, relay)
+    assert same_frames(cache, relay)
 
 
 @given(SEQUENCES, values(Presence))
@@ -150,34 +150,34 @@ def test_large_reports_travel_in_parts():
 
 
 def test_a_shared_frame_is_sent_once():
-    broadcast, kept, relay = bytes(range(256)) * 400, FrameCache(), RelayEnd()
+    broadcast, cache, relay = bytes(range(256)) * 400, FrameCache(), RelayEnd()
     first = [(i, assignment(i, 1, [broadcast])) for i in range(50)]
     again = [(50 + i, assignment(i, 2, [broadcast, b"newer"])) for i in range(50)]
     for assignments in (first, again):
-        assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+        assert relay.take_all(UNTIL_ALL, assignments, cache) == assignments
     whole, later = relay.sizes
     assert len(broadcast) < whole < 1.1 * len(broadcast)
     assert later < 0.1 * len(broadcast)
 
 
-def test_announced_values_are_shared_too():
-    keys, kept, relay = b"k" * 100_000, FrameCache(), RelayEnd()
+def test_announced_values_of_several_assignments_are_sent_once():
+    keys, cache, relay = b"k" * 100_000, FrameCache(), RelayEnd()
     sent = [(i, replace(assignment(i), announced=[b"keys", keys])) for i in range(10)]
-    assert relay.take_all(UNTIL_ALL, sent, kept) == sent
+    assert relay.take_all(UNTIL_ALL, sent, cache) == sent
     assert sum(relay.sizes) < 1.1 * len(keys)
 
 
 def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     frames = [bytes([i]) * 300 for i in range(6)]
 
     def send(*which: int) -> int:
         """Send a message with these frames. Return the size of the message in bytes."""
         assignments = [(9, assignment(1, 1, [frames[i] for i in which]))]
-        assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
-        assert same_frames(kept, relay) and sum(map(len, relay.kept.values())) <= 1000
-        assert kept.size == sum(map(len, relay.kept.values()))
+        assert relay.take_all(UNTIL_ALL, assignments, cache) == assignments
+        assert same_frames(cache, relay) and sum(map(len, relay.cached.values())) <= 1000
+        assert cache.size == sum(map(len, relay.cached.values()))
         return relay.sizes[-1]
 
     assert send(0) > 300 and send(1) > 300 and send(2) > 300
@@ -191,13 +191,13 @@ def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
 
 def test_a_frame_larger_than_the_cache_is_kept_until_the_next_one(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     large = [(i, assignment(i, 1, [b"x" * 5000])) for i in range(20)]
-    assert relay.take_all(UNTIL_ALL, large, kept) == large
+    assert relay.take_all(UNTIL_ALL, large, cache) == large
     assert sum(relay.sizes) < 10_000
     small = [(21, assignment(1, 2))]
-    assert relay.take_all(UNTIL_ALL, small, kept) == small
-    assert [*relay.kept.values()] == [b"f" * 50] and same_frames(kept, relay)
+    assert relay.take_all(UNTIL_ALL, small, cache) == small
+    assert [*relay.cached.values()] == [b"f" * 50] and same_frames(cache, relay)
 
 
 @given(
@@ -205,42 +205,42 @@ def test_a_frame_larger_than_the_cache_is_kept_until_the_next_one(monkeypatch):
     st.integers(0, 40),
 )
 def test_server_and_relay_have_the_same_frames(rounds, bound):
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_wire, "CACHE_BYTES", bound)
         patch.setattr(relay_wire, "BUNDLE_BYTES", 15)
         for number, which in enumerate(rounds):
             frames = [bytes([i]) * (i + 1) for i in which]
             assignments = [(i, assignment(i, number, frames[i:])) for i in range(len(frames))]
-            assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
-            assert same_frames(kept, relay)
-            assert kept.size == sum(map(len, relay.kept.values()))
-            assert kept.size <= bound or len(relay.kept) == 1
+            assert relay.take_all(UNTIL_ALL, assignments, cache) == assignments
+            assert same_frames(cache, relay)
+            assert cache.size == sum(map(len, relay.cached.values()))
+            assert cache.size <= bound or len(relay.cached) == 1
 
 
 def test_a_large_bundle_is_divided(monkeypatch):
     monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     assignments = [
         (i, replace(assignment(i, 1, [bytes([i]) * 1000]), returned=b"r" * 1000)) for i in range(30)
     ]
-    assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+    assert relay.take_all(UNTIL_ALL, assignments, cache) == assignments
     assert len(relay.sizes) > 1 and max(relay.sizes) <= 10_000 + 3000
 
 
 def test_returned_frames_count_towards_the_size_of_a_bundle(monkeypatch):
     monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     assignments = [(i, replace(assignment(i), returned=b"r" * 1000)) for i in range(50)]
-    assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+    assert relay.take_all(UNTIL_ALL, assignments, cache) == assignments
     assert max(relay.sizes) <= 12_000
 
 
 # Malformed messages.
 
 
-def everything(data: bytes, kept: dict[int, bytes]) -> None:
-    """Decode bytes as the kind of message that their first byte names, on both ends."""
+def everything(data: bytes, cached: dict[int, bytes]) -> None:
+    """Decode bytes as the message that their first byte names, and check its types."""
     whole = wire.Assembly(1 << 20).take(data)
     if whole is None:
         return
@@ -253,7 +253,7 @@ def everything(data: bytes, kept: dict[int, bytes]) -> None:
             rows = relay_wire.decode_entries(kind, reader)
             assert all(len(hash) == relay_wire.KEY_HASH for hash, _ in rows)
         case Kind.ASSIGNMENTS:
-            for _, assigned in relay_wire.decode_bundle(reader, kept).assignments:
+            for _, assigned in relay_wire.decode_bundle(reader, cached).assignments:
                 typed(assigned)
         case Kind.WITHDRAW:
             relay_wire.decode_entries(kind, reader)
@@ -314,7 +314,7 @@ def test_a_changed_message_is_another_message_or_an_error(message, data):
 
 
 def bundle_of(*references: bytes) -> bytes:
-    """Return a bundle of one assignment whose frames are these references."""
+    """Return the body of a bundle with one assignment whose frames are `references`."""
     asked = wire.encode_assignment(1, assignment(1, 1, [*references]))
     entry = wire.varint(sum(map(len, asked))) + b"".join(asked)
     return bytes(8) + b"\0\0" + b"\1" + b"\1" + entry
@@ -355,9 +355,9 @@ def test_malformed_messages_are_errors(kind, data):
 
 def test_a_reference_to_a_forgotten_frame_is_an_error(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 100)
-    kept, relay = FrameCache(), RelayEnd()
+    cache, relay = FrameCache(), RelayEnd()
     for number in range(3):
-        relay.take_all(UNTIL_ALL, [(number, assignment(1, 1, [bytes([number]) * 60]))], kept)
-    assert [*relay.kept] == [2]
+        relay.take_all(UNTIL_ALL, [(number, assignment(1, 1, [bytes([number]) * 60]))], cache)
+    assert [*relay.cached] == [2]
     with pytest.raises(ProtocolError, match="refers to frame 0, which this relay does not have"):
-        everything(bytes([Kind.ASSIGNMENTS]) + bundle_of(wire.varint(0)), relay.kept)
+        everything(bytes([Kind.ASSIGNMENTS]) + bundle_of(wire.varint(0)), relay.cached)

@@ -18,10 +18,12 @@ from grpc_ends import (
     Loop,
     RelayEnd,
     Server,
+    Slow,
     assignment,
     attend,
     attend_again,
     connect,
+    needs_byte_counts,
     report,
     serving,
     terms,
@@ -39,29 +41,23 @@ from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.base import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, wire
 from fedcomp.transports.grpc.relay import RelayConnection
-from fedcomp.transports.grpc.traffic import counts_bytes
 from fedcomp.transports.grpc.wire import Kind
 
 GONE = "the client's connection ended, and the client did not reconnect in time"
 
 
-class Slow:
-    """A client's answer that waits until the test sets `proceed`."""
+def behind(
+    loop: Loop, server: Server, *answers: Callable[[Assignment], Report | None], first: int = 0
+) -> RelayEnd:
+    """Start a relay and one client for each function in `answers`, and wait until the clients have joined.
 
-    def __init__(self, answer: Callable[[Assignment], Report | None] = report):
-        self.answer = answer
-        self.started, self.proceed = threading.Event(), threading.Event()
-        self.asked: list[Assignment] = []
-
-    def __call__(self, a: Assignment) -> Report | None:
-        self.asked.append(a)
-        self.started.set()
-        assert self.proceed.wait(20)
-        return self.answer(a)
-
-
-def answers(server: Server, count: int) -> dict[int, Report | Lost]:
-    return {client: delivery.answer for client, delivery in server.receive(count).items()}
+    The ids of the clients are `first`, `first` + 1, and so on.
+    """
+    relay = RelayEnd(loop, server.target)
+    for client, answer in enumerate(answers, first):
+        loop.start(attend(connect(relay, client), client, answer))
+    server.wait_for(lambda: relay.clients == len(answers) <= len(server.transport.clients()))
+    return relay
 
 
 def reports(*sent: Assignment) -> dict[int, Report]:
@@ -69,7 +65,7 @@ def reports(*sent: Assignment) -> dict[int, Report]:
 
 
 def refused(end: "Future[Refused]", again: bool = False) -> str:
-    """Return the sentence with which a client was refused."""
+    """Return the reason for which a client was refused. `again`: whether it may try again."""
     message = end.result(20)
     assert isinstance(message, Refused) and message.retry is again
     return message.reason
@@ -92,7 +88,7 @@ def test_rounds_with_clients_behind_a_relay_and_at_the_server(loop):
         for round in (1, 2, 3):
             sent = [assignment(client, round) for client in range(4)]
             server.transport.send(sent)
-            assert answers(server, 4) == reports(*sent)
+            assert server.answers(4) == reports(*sent)
             assert all(a in seen for a in sent)
         server.transport.send_farewell(3)
         assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 4
@@ -102,16 +98,15 @@ def test_rounds_with_clients_behind_a_relay_and_at_the_server(loop):
         assert not server.warnings and not relay.warnings
 
 
-def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, server_credentials):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         for client, own in enumerate(enrolled.credentials):
             loop.start(attend(connect(relay, credentials=own), client))
         server.wait_for_clients(0, 1, 2)
         sent = [assignment(client) for client in range(3)]
         server.transport.send(sent)
-        assert answers(server, 3) == reports(*sent)
+        assert server.answers(3) == reports(*sent)
         for client in range(3):
             key = verifier(server.transport.public_key(client))
             assert enrolled.find(key_hash(key)).client == client
@@ -135,18 +130,14 @@ def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
 def test_large_messages_in_both_directions(loop):
     frame = bytes(range(256)) * (1 << 12) + b"odd"
     with serving(3, relay_terms=terms(3)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(3):
-            answer = lambda a: report(a, a.frames[0][::-1])  # noqa: E731
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, *[lambda a: report(a, a.frames[0][::-1])] * 3)
         for round in (1, 2):
             sent = [assignment(client, round, [frame, b"x" * client]) for client in range(3)]
             server.transport.send(sent)
-            assert answers(server, 3) == {a.client: report(a, frame[::-1]) for a in sent}
+            assert server.answers(3) == {a.client: report(a, frame[::-1]) for a in sent}
 
 
-@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
+@needs_byte_counts
 def test_a_broadcast_is_sent_to_a_relay_once(loop):
     clients, frame = range(6), bytes(range(250)) * 1200  # 300 kB
     with serving(6, relay_terms=terms(6)) as server:
@@ -158,7 +149,7 @@ def test_a_broadcast_is_sent_to_a_relay_once(loop):
         for round in (1, 2):  # in the second round the relay has the frame
             sent = [assignment(client, round, [frame]) for client in clients]
             server.transport.send(sent)
-            assert answers(server, 6) == reports(*sent)
+            assert server.answers(6) == reports(*sent)
             assert all(a in seen for a in sent)
         after = server.transport.traffic()
         spent = after.total.minus(before.total)
@@ -169,39 +160,30 @@ def test_a_broadcast_is_sent_to_a_relay_once(loop):
 
 def test_a_report_with_the_id_of_another_client_answers_its_senders_assignment(loop):
     with serving(2, relay_terms=terms(2)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, lambda a: replace(report(a), client=1)))
-        loop.start(attend(connect(relay, 1), 1, lambda a: replace(report(a), client=-1)))
-        server.wait_for_clients(0, 1)
+        wrong = [lambda a: replace(report(a), client=1), lambda a: replace(report(a), client=-1)]
+        behind(loop, server, *wrong)
         server.transport.send([assignment(0), assignment(1)])
-        assert answers(server, 2) == {
-            0: replace(report(assignment(0)), client=1),
-            1: replace(report(assignment(1)), client=-1),
-        }
+        assert server.answers(2) == {i: wrong[i](assignment(i)) for i in range(2)}
 
 
 def test_a_newer_assignment_replaces_an_older_one(loop):
     slow = Slow()
     with serving(1, relay_terms=terms(1)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, lambda a: slow(a) if a.round == 1 else report(a)))
-        server.wait_for_clients(0)
+        behind(loop, server, lambda a: slow(a) if a.round == 1 else report(a))
         server.transport.send([assignment(0, 1)])
         assert slow.started.wait(20)
         server.transport.send([assignment(0, 2)])
         server.transport.send([assignment(0, 3)])
         slow.proceed.set()
-        assert answers(server, 1) == reports(assignment(0, 3))
-        # Its report on round 1 is late, and that on round 2 if it read this assignment before the third arrived.
+        assert server.answers(1) == reports(assignment(0, 3))
+        # The report on round 1 is late. The report on round 2 is late too if the client read this assignment before round 3 arrived.
         server.wait_for(lambda: server.late_answers in ([0], [0, 0]))
 
 
 def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
     slow = Slow()
     with serving(2, relay_terms=terms(2)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, slow))
-        server.wait_for_clients(0)
+        behind(loop, server, slow)
         server.transport.send([assignment(0)])
         assert slow.started.wait(20)
         server.transport.cancel([0, 1])
@@ -209,7 +191,7 @@ def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
         server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
         server.transport.send([assignment(0, 2)])
-        assert answers(server, 1) == reports(assignment(0, 2))
+        assert server.answers(1) == reports(assignment(0, 2))
 
 
 def test_a_malformed_report_loses_only_its_clients_assignment(loop):
@@ -225,12 +207,11 @@ def test_a_malformed_report_loses_only_its_clients_assignment(loop):
                     return message
 
     with serving(2, relay_terms=terms(2)) as server:
-        relay = RelayEnd(loop, server.target)
+        relay = behind(loop, server, report, first=1)
         end = loop.start(send_junk())
-        loop.start(attend(connect(relay, 1), 1))
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0), assignment(1)])
-        got = answers(server, 2)
+        got = server.answers(2)
         assert got[1] == report(assignment(1))
         assert isinstance(got[0], Lost) and "a message ends 1 bytes too early" in got[0].reason
         assert "malformed message" in refused(end, again=True)
@@ -247,12 +228,10 @@ def test_a_malformed_key_disconnects_only_its_client(loop):
                 await connection.send(Presence(message.run, 0, message.version, "", b"no point"))
 
     with serving(2, relay_terms=terms(2)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 1), 1))
-        server.wait_for_clients(1)
+        relay = behind(loop, server, report, first=1)
         assert "not a point of P-384" in refused(loop.start(join()), again=True)
         server.transport.send([assignment(1)])
-        assert answers(server, 1) == reports(assignment(1)) and not server.left
+        assert server.answers(1) == reports(assignment(1)) and not server.left
 
 
 def test_long_texts_of_clients_do_not_end_the_stream_of_their_relay(loop):
@@ -270,24 +249,20 @@ def test_long_texts_of_clients_do_not_end_the_stream_of_their_relay(loop):
     with serving(
         9, largest=100_000, relay_terms=replace(terms(9), largest_report=300_000)
     ) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(1, 9):
-            loop.start(attend(connect(relay, client), client, fail))
-        server.wait_for_clients(*range(1, 9))
+        relay = behind(loop, server, *[fail] * 8, first=1)
         end = loop.start(join_with_a_long_version())
         assert "'version' of a Presence has more than 128 bytes" in refused(end, again=True)
         sent = [assignment(client) for client in range(1, 9)]
         server.transport.send(sent)
         expected = {a.client: replace(fail(a), reason=fail(a).reason[:1000]) for a in sent}
-        assert answers(server, 8) == expected and not server.left
+        assert server.answers(8) == expected and not server.left
 
 
 # Admission.
 
 
-def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, server_credentials):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=authority.client()), 0))
         assert "the server of this relay does not accept the key of this client" in refused(end)
@@ -295,20 +270,16 @@ def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, serve
         server.wait_for_clients(1)
 
 
-def test_a_client_cannot_claim_another_id_at_a_relay(loop, enrolled, server_credentials):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_a_client_cannot_claim_another_id_at_a_relay(loop, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, 2, enrolled.credentials[0]), 2))
         assert "cannot take part as client 2" in refused(end)
         assert server.transport.clients() == []
 
 
-def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
-    loop, enrolled, server_credentials
-):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(loop, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         slow, revoked = Slow(), Slow(lambda a: None)
         ends = [
@@ -320,13 +291,13 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         assert slow.started.wait(20) and revoked.started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
-        assert answers(server, 1) == {
+        assert server.answers(1) == {
             1: Lost("the key of this client or relay is no longer accepted")
         }
         server.wait_for_clients(0)
         slow.proceed.set(), revoked.proceed.set()
         assert refused(ends[1]) == "client 1 is revoked"
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
         again = loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
         assert "was revoked" in refused(again)
 
@@ -337,9 +308,8 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         server.wait_for_clients(0, 1)
 
 
-def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_credentials):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         loop.start(attend_again(relay, -1, credentials=enrolled.credentials[0]))
         enrolled.relays.clear()
@@ -351,10 +321,9 @@ def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_cre
 
 
 def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
-    loop, enrolled, server_credentials
+    loop, enrolled, secure
 ):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+    with serving(3, relay_terms=terms(3), **secure) as server:
         with pytest.raises(UserError) as caught:
             RelayEnd(loop, server.target, enrolled.credentials[2])
         assert str(caught.value) == (
@@ -370,11 +339,10 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         assert server.transport.figures().relays == 1 and not server.joined
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["insecure", "TLS"])
-def test_a_relay_behind_a_relay_is_refused(loop, enrolled, server_credentials, secure):
-    options = {"enrolled": enrolled, "credentials": server_credentials} if secure else {}
-    with serving(3, relay_terms=terms(3), **options) as server:
-        credentials = enrolled.relay if secure else None
+@pytest.mark.parametrize("tls", [False, True], ids=["insecure", "TLS"])
+def test_a_relay_behind_a_relay_is_refused(loop, enrolled, secure, tls):
+    with serving(3, relay_terms=terms(3), **(secure if tls else {})) as server:
+        credentials = enrolled.relay if tls else None
         relay = RelayEnd(loop, server.target, credentials)
         with pytest.raises(UserError, match="relays cannot connect to another relay"):
             RelayEnd(loop, relay.target, credentials)
@@ -386,9 +354,8 @@ def test_a_server_without_relays_refuses_them(loop):
         RelayEnd(loop, server.target)
 
 
-def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, server_credentials):
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, secure):
+    with serving(3, relay_terms=terms(3), **secure) as server:
         older = RelayEnd(loop, server.target, enrolled.relay)
         loop.start(attend(connect(older, credentials=enrolled.credentials[0]), 0))
         server.wait_for_clients(0)
@@ -398,7 +365,7 @@ def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, serv
         loop.start(attend(connect(newer, credentials=enrolled.credentials[0]), 0))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
 
 
 # Faults.
@@ -413,18 +380,18 @@ def test_a_restarted_relay_loses_no_report(loop):
         server.wait_for_clients(0, 1, 2)
         sent = [assignment(client) for client in range(3)]
         server.transport.send(sent)
-        assert answers(server, 1) == reports(sent[0])
+        assert server.answers(1) == reports(sent[0])
         server.wait_for(lambda: len(slow.asked) == 2)
         relay.stop()
         server.wait_for_clients()
         assert server.transport.receive(0.2) == []
         slow.proceed.set()
         RelayEnd(loop, server.target, port=relay.port)
-        assert answers(server, 2) == reports(*sent[1:])
+        assert server.answers(2) == reports(*sent[1:])
         server.wait_for_clients(0, 1, 2)
         assert server.transport.receive(0.2) == []
         server.transport.send([assignment(client, 2) for client in range(3)])
-        assert answers(server, 3) == reports(*(assignment(client, 2) for client in range(3)))
+        assert server.answers(3) == reports(*(assignment(client, 2) for client in range(3)))
 
 
 def test_when_the_server_ends_its_relay_and_the_relays_clients_end(loop):
@@ -439,7 +406,7 @@ def test_when_the_server_ends_its_relay_and_the_relays_clients_end(loop):
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to the server", "to a relay"])
-def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
+def test_a_client_that_moves_receives_its_open_assignment_again(loop, to_server):
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -450,12 +417,12 @@ def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
         server.transport.send([assignment(0)])
         assert slow.started.wait(20)
         loop.start(attend(connect(other, 0), 0))
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
         slow.proceed.set()
         assert "the server keeps only the newest" in refused(older)
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0, 2), assignment(1, 2)])
-        assert answers(server, 2) == reports(assignment(0, 2), assignment(1, 2))
+        assert server.answers(2) == reports(assignment(0, 2), assignment(1, 2))
         assert server.transport.receive(0.2) == []
 
 
@@ -468,16 +435,16 @@ def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
         server.transport.send([assignment(0)])
         assert slow.started.wait(20)
         newer = loop.start(attend(connect(relay, 0), 0))
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
         slow.proceed.set()
         assert "the server keeps only the newest" in refused(older)
         for round in (2, 3):
             server.transport.send([assignment(0, round)])
-            assert answers(server, 1) == reports(assignment(0, round))
+            assert server.answers(1) == reports(assignment(0, round))
         assert not newer.done() and not server.left
 
 
-def test_a_client_that_moves_to_another_relay(loop):
+def test_a_client_that_moves_to_another_relay_receives_its_assignment_again(loop):
     slow = Slow(lambda a: None)
     with serving(1, relay_terms=terms(1)) as server:
         relays = [RelayEnd(loop, server.target) for _ in range(2)]
@@ -486,7 +453,7 @@ def test_a_client_that_moves_to_another_relay(loop):
         server.transport.send([assignment(0)])
         assert slow.started.wait(20)
         loop.start(attend(connect(relays[1], 0), 0))
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
         slow.proceed.set()
         assert "the server keeps only the newest" in refused(older)
         assert server.transport.figures().relays == 2
@@ -504,7 +471,7 @@ def test_a_client_that_reconnects_to_its_relay_gets_its_assignment_again(loop):
         slow.proceed.set()
         server.wait_for(lambda: server.left == [0])
         loop.start(attend(connect(relay, 0), 0))
-        assert answers(server, 1) == reports(assignment(0)) and len(server.joined) == 2
+        assert server.answers(1) == reports(assignment(0)) and len(server.joined) == 2
 
 
 def test_only_a_client_that_does_not_reconnect_to_its_relay_is_lost(loop):
@@ -519,10 +486,10 @@ def test_only_a_client_that_does_not_reconnect_to_its_relay_is_lost(loop):
         assert slow.started.wait(20)
         first.cancel()
         slow.proceed.set()
-        assert answers(server, 1) == reports(sent[1])
-        assert answers(server, 1) == {0: Lost(GONE, "reply")}
+        assert server.answers(1) == reports(sent[1])
+        assert server.answers(1) == {0: Lost(GONE, "reply")}
         server.transport.send([assignment(1, 2)])
-        assert answers(server, 1) == reports(assignment(1, 2)) and server.left == [0]
+        assert server.answers(1) == reports(assignment(1, 2)) and server.left == [0]
 
 
 @pytest.mark.parametrize("lost", ["client", "relay"])
@@ -547,7 +514,7 @@ def test_without_a_time_limit_the_server_waits_for_clients_behind_a_relay(loop, 
             relay = RelayEnd(loop, server.target)
         for client in range(2):
             loop.start(attend(connect(relay, client), client))
-        assert answers(server, 2) == reports(*sent)
+        assert server.answers(2) == reports(*sent)
 
 
 def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace_period(
@@ -556,10 +523,7 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
     monkeypatch.setattr("fedcomp.transports.grpc.port.RELAY_GRACE_S", 1.5)
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2), grace_s=0.5) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(2):
-            loop.start(attend(connect(relay, client), client, slow))
-        server.wait_for_clients(0, 1)
+        relay = behind(loop, server, slow, slow)
         sent = [assignment(0), assignment(1)]
         server.transport.send(sent)
         server.wait_for(lambda: len(slow.asked) == 2)
@@ -568,8 +532,8 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
         server.wait_for_clients()
         assert server.transport.receive(1.0) == []
         loop.start(attend(connect(server, 0), 0))
-        assert answers(server, 1) == reports(sent[0])
-        assert answers(server, 1) == {1: Lost(GONE, "reply")}
+        assert server.answers(1) == reports(sent[0])
+        assert server.answers(1) == {1: Lost(GONE, "reply")}
 
 
 # A relay whose messages the test sends.
@@ -579,7 +543,7 @@ Script = Callable[[RelayConnection, AsyncIterator[object]], object]
 
 
 class Unresponsive(RelayConnection):
-    """A connection of a relay that answers no PING."""
+    """A relay's connection that answers no PING."""
 
     async def _handle(self, kind: Kind, reader: wire.Reader) -> None:
         if kind is not Kind.PING:
@@ -641,10 +605,10 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
         server.wait_for_clients(0, 1)  # all messages of the relay have arrived
         assert server.transport.receive(0.1) == [] and not server.left and not server.late_answers
         slow.proceed.set()
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
 
 
-def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_credentials):
+def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, secure):
     points = [key.point for key in enrolled.keys]
     disconnects = []
 
@@ -660,23 +624,24 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
             disconnects.append(await anext(messages))
         await connection.write(announce(Presence(RUN, 0, "", "", points[0])))
 
-    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
-    with serving(3, **options) as server:
+    with serving(3, relay_terms=terms(3), **secure) as server:
         enrolled.revoked.add(2)
         loop.start(script(server, let_in, credentials=enrolled.relay))
         server.wait_for_clients(0)
         assert [client for client, _ in server.joined] == [0]
-        assert all(isinstance(order, relay_wire.Disconnect) for order in disconnects)
-        assert [
-            (order.client, order.connection, order.refused.reason) for order in disconnects
-        ] == [
-            (1, 7, "this client showed the key of another client"),
+        assert all(isinstance(message, relay_wire.Disconnect) for message in disconnects)
+        assert [(d.client, d.connection, d.refused.reason) for d in disconnects] == [
+            (
+                1,
+                7,
+                "this client showed the key of another client; give each client its own enrolment",
+            ),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
             (3, 10, "client 3 is not part of this run, which has the clients 0 to 2"),
             (0, 11, "the client answered the invitation of another run"),
         ]
-        assert not any(order.refused.retry for order in disconnects)
+        assert not any(message.refused.retry for message in disconnects)
 
 
 @pytest.mark.parametrize(
@@ -705,12 +670,12 @@ def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
         (warning,) = server.warnings
         assert warning.startswith("a relay sent a malformed message, and its connection was closed")
         loop.start(attend(connect(server, 0), 0))
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
         assert server.transport.figures().relays == 0
 
 
 def test_a_malformed_report_invalidates_the_reports_before_it_in_its_message(loop):
-    """Reports of one message may belong to one sum."""
+    """One of the reports in a message may carry the sum of all their updates."""
 
     async def misbehave(connection, messages):
         await connection.write(joined(0))
@@ -776,13 +741,10 @@ def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
 def test_reports_sent_together_stay_below_the_limit_of_a_single_report(loop, clients, size):
     frame = bytes(size)
     with serving(clients, largest=300_000, relay_terms=terms(clients)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(clients):
-            loop.start(attend(connect(relay, client), client, lambda a: report(a, frame)))
-        server.wait_for_clients(*range(clients))
+        behind(loop, server, *[lambda a: report(a, frame)] * clients)
         sent = [assignment(client) for client in range(clients)]
         server.transport.send(sent)
-        assert answers(server, clients) == {a.client: report(a, frame) for a in sent}
+        assert server.answers(clients) == {a.client: report(a, frame) for a in sent}
 
 
 def test_the_largest_report_fits_into_a_sum_of_many_clients(loop):
@@ -800,14 +762,14 @@ def test_the_largest_report_fits_into_a_sum_of_many_clients(loop):
         loop.start(script(server, add))
         server.wait_for_clients(*clients)
         server.transport.send([assignment(client) for client in clients])
-        assert len(answers(server, len(clients))[0].frame) == 300_000
+        assert len(server.answers(len(clients))[0].frame) == 300_000
 
 
 def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
     async def freeze(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
-        await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # then it is silent
+        await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # its last message
 
     with serving(1, relay_terms=terms(1), silence_s=0.5) as server:
         loop.start(script(server, freeze, Unresponsive))
@@ -816,7 +778,7 @@ def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
         server.wait_for(lambda: server.left == [0])
         server.wait_for(lambda: server.transport.figures().relays == 0)
         loop.start(attend(connect(server, 0), 0))
-        assert answers(server, 1) == reports(assignment(0))
+        assert server.answers(1) == reports(assignment(0))
 
 
 def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop, monkeypatch):
@@ -831,7 +793,7 @@ def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop, mon
 def test_a_relay_that_does_not_read_is_disconnected(loop, monkeypatch):
     monkeypatch.setattr("fedcomp.transports.grpc.streams.MAX_QUEUED", 1000)
     monkeypatch.setattr("fedcomp.transports.grpc.port.CLOSE_S", 0.5)
-    # A small window, which fills soon with the refusals that are not read.
+    # The refusals that are not read soon fill this small window.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
 
     async def flood() -> None:
@@ -849,7 +811,7 @@ def test_a_relay_that_does_not_read_is_disconnected(loop, monkeypatch):
         assert server.transport.figures().refused["messages not read"] == 1
         server.wait_for_clients(1)
         server.transport.send([assignment(1)])
-        assert answers(server, 1) == reports(assignment(1))
+        assert server.answers(1) == reports(assignment(1))
 
 
 def test_assignments_do_not_pile_up_for_a_relay_that_does_not_read(loop):
@@ -875,8 +837,8 @@ def test_assignments_do_not_pile_up_for_a_relay_that_does_not_read(loop):
         proxy.close()
 
 
-def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
-    """The server's order to end a client's first connection crosses the relay's message about its second connection."""
+def test_a_late_disconnect_does_not_end_a_newer_connection(loop):
+    """The server's DISCONNECT for a client's first connection reaches the relay after the client's second connection."""
     with serving(1, relay_terms=terms(1)) as server:
         proxy = TcpProxy(server.transport.port)
         relay = RelayEnd(loop, proxy.target)
@@ -892,13 +854,13 @@ def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
         proxy.flows_down.set()
         for round in (1, 2):
             server.transport.send([assignment(0, round)])
-            assert answers(server, 1) == reports(assignment(0, round))
+            assert server.answers(1) == reports(assignment(0, round))
         assert not second.done() and server.transport.clients() == [0]
         proxy.close()
 
 
 def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop):
-    """The server's order to end a client's second connection crosses no message, and the relay ends that connection."""
+    """The server's DISCONNECT for a client's second connection ends this connection."""
     with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
         first = loop.start(attend(connect(relay, 0), 0))
@@ -974,7 +936,7 @@ def test_failed_clients_do_not_delay_the_sum_of_the_others(loop):
         server.wait_for_clients(*range(5))
         sent = [assignment(client) for client in range(5)]
         server.transport.send(sent)
-        got = answers(server, 5)
+        got = server.answers(5)
         assert got[0] == fail(sent[0]) and got[1] == nothing(sent[1])
         assert torch.equal(summed(got[2].frame), vector(2) + vector(3))
         assert got[3] == replace(update(sent[3]), frame=b"")
@@ -1001,7 +963,7 @@ def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
         server.wait_for_clients(*clients)
         sent = [assignment(client) for client in clients]
         server.transport.send(sent)
-        got = answers(server, len(clients))
+        got = server.answers(len(clients))
         for client, change in enumerate(wrong):
             assert got[client] == replace(update(sent[client]), **change)
         first, second = clients[-2:]
@@ -1012,10 +974,7 @@ def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
 def test_a_silent_client_delays_the_sum_of_the_others_up_to_the_time_limit(loop):
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client, answer in enumerate([update, slow, update]):
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, update, slow, update)
         sent = [assignment(client) for client in range(3)]
         server.transport.clock.begin(1.0)
         server.transport.send(sent)
@@ -1029,10 +988,7 @@ def test_a_silent_client_delays_the_sum_of_the_others_up_to_the_time_limit(loop)
 def test_after_the_time_limit_a_late_frame_does_not_wait_for_others(loop):
     slow = [Slow(update), Slow(update)]
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client, answer in enumerate([update, *slow]):
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, update, *slow)
         server.transport.clock.begin(0.5)
         server.transport.send([assignment(client) for client in range(3)])
         assert in_one_batch(server) == {0: update(assignment(0))}
@@ -1045,10 +1001,7 @@ def test_after_the_time_limit_a_late_frame_does_not_wait_for_others(loop):
 def test_the_time_limit_of_one_phase_does_not_end_the_next(loop):
     slow = Slow(update)
     with serving(2, relay_terms=terms(2, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, update))
-        loop.start(attend(connect(relay, 1), 1, lambda a: slow(a) if a.round == 2 else update(a)))
-        server.wait_for_clients(0, 1)
+        behind(loop, server, update, lambda a: slow(a) if a.round == 2 else update(a))
         server.transport.clock.begin(0.5)
         server.transport.send([assignment(0), assignment(1)])
         assert in_one_batch(server).keys() == {0, 1}
@@ -1120,10 +1073,7 @@ def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
         await connection.write(joined(2))
 
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(2):
-            loop.start(attend(connect(relay, client), client, update))
-        server.wait_for_clients(0, 1)
+        behind(loop, server, update, update)
         server.transport.send([assignment(0), assignment(1)])
         server.wait_for(lambda: len(server.transport._deliveries) == 2)
         loop.start(script(server, interfere))
@@ -1135,10 +1085,7 @@ def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_sum_received_before_one_of_its_assignments_is_cancelled_is_not_accepted(loop, seen):
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(3):
-            loop.start(attend(connect(relay, client), client, update))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, update, update, update)
         server.transport.send([assignment(client) for client in range(3)])
         if seen:
             server.wait_for(lambda: len(server.transport._deliveries) == 3)
@@ -1152,9 +1099,7 @@ def test_a_sum_received_before_one_of_its_assignments_is_cancelled_is_not_accept
 
 def test_a_relay_that_cannot_add_ends_with_the_reason(loop):
     with serving(1, relay_terms=terms(1, "stc", json.dumps(SHAPES))) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, update))
-        server.wait_for_clients(0)
+        relay = behind(loop, server, update)
         server.transport.send([assignment(0)])
         with pytest.raises(UserError, match="cannot be merged"):
             relay.end.result(20)
@@ -1162,14 +1107,10 @@ def test_a_relay_that_cannot_add_ends_with_the_reason(loop):
 
 @contextmanager
 def waiting_for(loop: Loop, last: int) -> Iterator[tuple[Server, Slow]]:
-    """Yield a server whose relay has the updates of two clients and waits for that of client `last`."""
+    """Yield a server whose relay has the updates of two clients and waits for the update of client `last`."""
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(3):
-            answer = slow if client == last else update
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, *[slow if client == last else update for client in range(3)])
         server.transport.send([assignment(client) for client in range(3)])
         assert slow.started.wait(20)
         assert server.transport.receive(0.3) == []
@@ -1188,21 +1129,18 @@ def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
 def test_a_client_that_moves_does_not_delay_the_sum(loop):
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        loop.start(attend(connect(relay, 0), 0, update))
-        loop.start(attend(connect(relay, 1), 1, slow))
-        server.wait_for_clients(0, 1)
+        behind(loop, server, update, slow)
         server.transport.send([assignment(0), assignment(1)])
         assert slow.started.wait(20)
         loop.start(attend(connect(server, 1), 1, update))
-        assert answers(server, 2) == {i: update(assignment(i)) for i in range(2)}
+        assert server.answers(2) == {i: update(assignment(i)) for i in range(2)}
         slow.proceed.set()
 
 
 def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop):
     with waiting_for(loop, 2) as (server, slow):
         loop.start(attend(connect(server, 0), 0, update))
-        assert answers(server, 1) == {0: update(assignment(0))}
+        assert server.answers(1) == {0: update(assignment(0))}
         slow.proceed.set()
         got = in_one_batch(server)
         assert got.keys() == {1, 2} and torch.equal(summed(got[1].frame), vector(1) + vector(2))
@@ -1220,7 +1158,7 @@ def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
 @pytest.mark.parametrize("arrived", [False, True], ids=["on its way", "arrived"])
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arrived):
-    """All updates of the sum count as lost, so that the clients' memories keep them."""
+    """All updates of the sum count as lost, so that the clients return them to their error-feedback memories."""
     asked, proceed = [], threading.Event()
 
     async def add_late(connection, messages):
@@ -1242,7 +1180,7 @@ def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arri
         server.wait_for(lambda: len(asked) == 3)
         if arrived:
             proceed.set()
-            time.sleep(0.3)  # but the main thread has not read the answers
+            time.sleep(0.3)  # the answers have arrived, but the main thread has not read them
         server.transport.cancel([gone])
         proceed.set()
         got = in_one_batch(server)
@@ -1259,10 +1197,7 @@ def test_a_relay_adds_s2_tables(loop):
         return report(a, c.encode(vector(a.client), seed=a.round))
 
     with serving(3, relay_terms=terms(3, str(c), json.dumps(SHAPES))) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(3):
-            loop.start(attend(connect(relay, client), client, table))
-        server.wait_for_clients(0, 1, 2)
+        behind(loop, server, table, table, table)
         sent = [assignment(client) for client in range(3)]
         server.transport.send(sent)
         got = in_one_batch(server)
@@ -1279,23 +1214,20 @@ def test_a_farewell_ends_a_relay_whose_clients_are_training(loop):
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(1)])
         assert slow.started.wait(20)
-        dismissed = threading.Thread(target=lambda: server.transport.send_farewell(1))
-        dismissed.start()
+        farewell = threading.Thread(target=lambda: server.transport.send_farewell(1))
+        farewell.start()
         assert ends[0].result(20) == Farewell(RUN, 1)
         slow.proceed.set()
         assert ends[1].result(20) == Farewell(RUN, 1)
         assert relay.end.result(20) == Farewell(RUN, 1)
-        dismissed.join(20)
+        farewell.join(20)
         server.wait_for_clients()
 
 
-def test_many_clients_behind_one_relay(loop):
+def test_a_relay_adds_the_updates_of_100_clients(loop):
     count = 100
     with serving(count, relay_terms=terms(count, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client in range(count):
-            loop.start(attend(connect(relay, client), client, update))
-        server.wait_for_clients(*range(count), timeout_s=60)
+        relay = behind(loop, server, *[update] * count)
         sent = [assignment(client) for client in range(count)]
         server.transport.send(sent)
         got = in_one_batch(server)

@@ -1,4 +1,4 @@
-"""Byte counts of connections, on plain sockets instead of gRPC."""
+"""Byte counts and limits of connections, tested with plain sockets instead of gRPC."""
 
 import contextlib
 import socket
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not counts_bytes(), reason="the platform counts 
 
 @pytest.fixture
 def flooded():
-    """Yield a PortTraffic, a connection with more unread bytes than a new connection may send, its other end, and its peer."""
+    """Yield a PortTraffic, both ends of a connection with more unread bytes than a new connection may send, and its peer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         with socket.create_connection(listening.getsockname(), 10) as client:
             accepted, peer = listening.accept()
@@ -95,7 +95,7 @@ def test_a_connection_whose_stream_has_ended_may_not_flood(flooded, monkeypatch)
     wait_for_floods(traffic, ended=ended)
 
 
-def test_joined_connections_are_read_in_turn(monkeypatch):
+def test_a_flood_on_any_joined_connection_is_found_after_some_reads(monkeypatch):
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.FLOOD_BYTES", 1000)
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.JOINED_READS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
@@ -154,7 +154,7 @@ def test_connections_whose_bytes_grpc_may_keep_are_cut_early(flooded, monkeypatc
     monkeypatch.setattr("fedcomp.transports.grpc.traffic.MAX_FROZEN_BYTES", NEW_FLOOD_BYTES)
     traffic, accepted, _, peer = flooded
     wait_for_floods(traffic)
-    traffic.freeze(peer)  # received many bytes, of which gRPC keeps none
+    traffic.freeze(peer)  # gRPC keeps none of the received bytes
     traffic.floods([], {})
     assert not traffic.cut_frozen() and not is_cut(accepted)
     traffic.freeze(peer, NEW_FLOOD_BYTES)

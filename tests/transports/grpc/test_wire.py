@@ -46,7 +46,7 @@ def values(cls: type[WireMessage]) -> st.SearchStrategy:
 
 
 def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
-    """Send a message through its parts."""
+    """Split and assemble a message. Return its kind and a reader of its body."""
     assembly = wire.Assembly(1 << 30)
     wholes = [assembly.take(message) for message in wire.split(pieces)]
     assert wholes[:-1] == [None] * (len(wholes) - 1)
@@ -54,14 +54,14 @@ def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
 
 
 def sent_as(kind: wire.Kind, message: WireMessage, *invitation: Invitation) -> WireMessage:
-    """Send a message through its parts. Return the message that arrives."""
+    """Encode, split, assemble and decode a message."""
     got, reader = read(wire.encode(kind, message, *invitation))
     assert got is kind
     return wire.decode(kind, reader, *invitation)
 
 
 def same(one: WireMessage, other: WireMessage) -> bool:
-    """Return whether two messages have equal fields of equal types, 0.0 and -0.0 told apart."""
+    """Return whether two messages have equal fields of equal types. 0.0 and -0.0 are not equal."""
     return type(one) is type(other) and repr(one) == repr(other)
 
 
@@ -117,7 +117,7 @@ def test_an_assignment_or_report_adds_few_bytes_to_its_frame():
 
 
 def everything(data: bytes) -> None:
-    """Decode bytes as the kind of message that their first byte names, on both ends."""
+    """Decode bytes as the message that their first byte names, and check its types."""
     whole = wire.Assembly(1 << 20).take(data)
     if whole is None:
         return
@@ -137,7 +137,7 @@ def everything(data: bytes) -> None:
 
 
 def typed(message: WireMessage) -> None:
-    """Assert that fields have exactly the types that messages.py gives them."""
+    """Assert that the fields of a message have exactly their declared types."""
     for field in fields(message):
         value = getattr(message, field.name)
         if field.type == list[bytes]:
@@ -157,19 +157,12 @@ def test_any_bytes_are_a_message_or_an_error(kind, data):
 @given(st.data())
 def test_a_changed_message_is_another_message_or_an_error(data):
     sent = replace(assignment(1), announced=[b"scale", b"1.5"], phase="other", density=0.5)
-    packed = bytearray(
-        b"".join(
-            data.draw(
-                st.sampled_from(
-                    [
-                        wire.encode_assignment(9, sent),
-                        wire.encode_report(9, report(sent), assignment(1)),
-                        wire.encode(wire.Kind.INVITATION, INVITATION),
-                    ]
-                )
-            )
-        )
-    )
+    messages = [
+        wire.encode_assignment(9, sent),
+        wire.encode_report(9, report(sent), assignment(1)),
+        wire.encode(wire.Kind.INVITATION, INVITATION),
+    ]
+    packed = bytearray(b"".join(data.draw(st.sampled_from(messages))))
     packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
     try:
         everything(bytes(packed[: data.draw(st.integers(1, len(packed)))]))
@@ -232,14 +225,11 @@ def test_numbers_beyond_64_bits_are_not_sent(value):
 
 def documented(name: str) -> bytes:
     """Return the example of a message in docs/reference/wire-format.md."""
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md").read_text(
-        encoding="utf-8"
-    )
-    blocks = [block.split("```")[0] for block in page.split("```hex\n")[1:]]
-    (block,) = [block for block in blocks if name in block.splitlines()[0]]
-    return bytes.fromhex(
-        "".join(re.match(r"(?:[0-9a-f]{2}(?: |$))+", line)[0] for line in block.splitlines())
-    )
+    page = Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md"
+    blocks = page.read_text(encoding="utf-8").split("```hex\n")[1:]
+    (block,) = [block.split("```")[0] for block in blocks if name in block.splitlines()[0]]
+    digits = [re.match(r"(?:[0-9a-f]{2}(?: |$))+", line)[0] for line in block.splitlines()]
+    return bytes.fromhex("".join(digits))
 
 
 def test_the_examples_of_the_documentation_are_real():

@@ -1,13 +1,13 @@
-"""The server's side of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
+"""The server's model in a run with `compression_mod`, and its past broadcasts.
 
 In each round, the server decodes the model x_i of each client i and updates the weights W that the clients have:
 
     x_i = W + C(a_i)
     W ← W + C'(e + (y − W))
 
-The vector a_i is the update of client i plus the client's memory (the parts of updates that were not sent). The vector y is the wrapped
-strategy's aggregate of the x_i. The vector e is the error-feedback memory of the downlink. C encodes and decodes a vector with the uplink
-codec, C' with the downlink codec.
+C encodes and decodes a vector with the uplink codec, and C' with the downlink codec. The vector a_i is the update of client i plus the
+client's error-feedback memory (the parts of its updates that were not sent), and e is the error-feedback memory of the downlink. The vector
+y is the wrapped strategy's aggregate of the x_i.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,6 +37,7 @@ class PhaseExchange:
 
     round: int
     phase: str
+    model: "Model"
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)  # nodes
@@ -45,17 +46,17 @@ class PhaseExchange:
 
 @dataclass(eq=False)
 class Model:
-    """A model, and the broadcasts that bring clients up to date."""
+    """A model, the broadcasts that bring clients up to date, and the version and the last accepted update of each client."""
 
     arrays: ArrayRecord  # the model as a Flower record
     layout: ArrayLayout
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # The values in each message that identify the run, among them the random id "training". Clients ignore the stored states of other runs.
+    # Values that identify the run in each message. Clients ignore their stored states of other runs.
     announced: dict[str, str]
-    tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
-    # By client: the last model version that the client reported.
+    tickets: dict[int, str]  # by client: ticket (hash) of its last accepted update
+    # By client: the model version in its last report.
     versions: dict[int, str] = field(default_factory=dict)
 
     def equals(self, arrays: ArrayRecord) -> bool:
@@ -64,8 +65,8 @@ class Model:
             return True
         if not self.layout.fits(arrays):
             return False
-        whole = self.layout.whole(self.arrays).items()
-        same = all(arrays[name].data == array.data for name, array in whole)
+        uncompressed = self.layout.uncompressed(self.arrays).items()
+        same = all(arrays[name].data == array.data for name, array in uncompressed)
         return same and torch.equal(self.layout.vector(arrays), self._received())
 
     def _received(self) -> torch.Tensor:
@@ -79,7 +80,8 @@ class Model:
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
-                f"the strategy sends node {node} two messages in one round; Compressed supports only one message per node and round"
+                f"the strategy sends node {node} two messages in one phase of a round; Compressed supports one message per node, so use a "
+                "strategy that samples each node once"
             )
         b, client = self.broadcasts, node % IDS
         is_known = client in self.versions
@@ -94,8 +96,8 @@ class Model:
         weights = b.version, b.fingerprint, download.frames
         assignment = Assignment(*head, *weights, self.tickets.get(client, ""), announced)
         exchange.assignments[node] = assignment
-        parcel = Parcel.of(assignment, key, self.layout.whole(self.arrays))
-        sent, newest = [*announced, *parcel.bodies], b.newest_bytes
+        parcel = Parcel.of(assignment, key, self.layout.uncompressed(self.arrays))
+        sent, newest = [*announced, *parcel.array_data], b.newest_bytes
         exchange.traffic.add_download(client, download, sent, first=not is_known, newest=newest)
         message.content = parcel.put(message.content, key)
 
@@ -112,7 +114,7 @@ class Model:
         parcel = from_records(reply.content, Parcel)
         report = Report.unpack(parcel.message)
         check_addressee(report, exchange.assignments[node])
-        size = len(report.frame) + sum(map(len, parcel.bodies))
+        size = len(report.frame) + sum(map(len, parcel.array_data))
         exchange.traffic.uplink[report.client] += size
         if report.version:
             self.versions[report.client] = report.version
@@ -127,9 +129,9 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for an error from a client that has never sent a compressed update: its app may lack `compression_mod`.
+        """Raise ProtocolError for an error from a client that has never sent a compressed update, because its app may lack the mod.
 
-        Flower itself handles the errors of clients that have sent a compressed update.
+        The wrapped strategy handles the errors of other clients.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
@@ -138,46 +140,42 @@ class Model:
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """Return the client's model: the weights that it received, plus its update if the report has one."""
+        """Return the client's model: the weights that it received plus its update, if any."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
             self.uplink.accumulate(report.frame, weights, layout=self.layout.vector_layout)
         if not weights.isfinite().all():
             raise NonFiniteError("the model has NaN or infinity after this update was added")
-        self.layout.check_whole(parcel.whole)
-        return self.layout.record(weights, parcel.whole)
+        self.layout.check_uncompressed(parcel.uncompressed)
+        return self.layout.record(weights, parcel.uncompressed)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record the clients whose updates the strategy accepted.
-
-        The next message to each of these clients contains the ticket (hash) of its update.
-        """
+        """Record that the strategy accepted the updates of `clients`. The next message to each client says so with the update's ticket."""
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Move the model towards the strategy's result and publish the step as a broadcast.
+        """Change the model towards the strategy's result by a broadcast, which may contain only a part of the change.
 
         Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes. On an error, the model does not
         change.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
-                "the strategy returned arrays with other names or shapes than the model's arrays"
+                "the strategy's aggregate has arrays with other names or shapes than the model; return arrays like those of the model"
             )
         update = self.layout.vector(arrays).sub_(self._received())
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)
-        self.arrays = self.layout.record(self.broadcasts.weights, self.layout.whole(arrays))
+        self.arrays = self.layout.record(self.broadcasts.weights, self.layout.uncompressed(arrays))
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return the replies that cannot be averaged with most other replies, as a mapping from a reply's index to the reason.
+    """Return why replies cannot be averaged with most other replies, by index. Flower itself would end the run at such a reply.
 
-    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord with a positive
-    metric `weight`. If `trained` is true, the reply also needs one ArrayRecord. The records and metrics must have the same names as in most
-    replies.
+    A reply needs one MetricRecord with a positive metric `weight` and, if `trained`, one ArrayRecord. The records and metrics must have the
+    same names as in most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}
@@ -196,7 +194,7 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
             shapes[i] = (key, *sorted(lengths), *arrays)
     most_common = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
-        i: "the reply's records or metrics have other names than in most clients' replies"
+        i: "the reply's records or metrics have other names than in most clients' replies; use the same names on all clients"
         for i, shape in shapes.items()
         if shape != most_common
     }
