@@ -12,19 +12,14 @@ variance of the rounding error. The best position of a level between its neighbo
 up to c: the position is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. If there are many levels, placement=quantiles minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
+values. For a large number of levels, these levels minimize the squared error (Panter and Dite, "Quantization distortion in pulse-count
 modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
 because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
 the levels of placement=quantiles and improves these levels iteratively.
 
-With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
-the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
-
-Format of the body (see codecs/frame.py):
-
-    the number of levels minus one, in one byte;
-    the levels that occur, as float32, ascending;
-    the index of each coordinate's level (see codecs/levels.py), omitted if the frame has only one level.
+With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has no larger squared error than
+rounding the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for
+TernGrad.
 """
 
 import math

@@ -41,7 +41,8 @@ from ..layout import Layout
 from . import floats
 from .base import Context, expect
 from .frame import EMPTY, Section
-from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec
+from .levels import LARGEST
+from .matrices import FLOAT, MAX_RANK, MatrixCodec
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
@@ -85,7 +86,7 @@ class Atomo(MatrixCodec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         if not section.count:
-            return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return Sparse.zero(layout.numel)
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)

@@ -1,4 +1,4 @@
-"""The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame again, without keeping any state.
+"""The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame. A codec has no state.
 
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    # Names and shapes of the encoded tensors: all tensors of the model, one tensor, or one chunk.
+    # Names and shapes of the tensors in the encoded vector: all tensors of the model, or one tensor (@layer), or one chunk (@chunk).
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
@@ -49,9 +49,9 @@ class Context:
     rate: float = 1.0  # learning rate of the current round, divided by --lr
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy of the context whose moments are those of the update at `index` in a batch.
+        """Return a copy with the moments of the update at `index` in a batch.
 
-        If `index` is None, the moments of one update [n] become a batch [1, n].
+        If `index` is None, the copy has the moments of a batch with one update: [1, n] instead of [n].
         """
         if self.moments is None:
             return self
@@ -61,8 +61,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# A large batch is encoded in groups, to limit the memory for temporary arrays. A group has one large vector, or vectors with at most
-# SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
+# A batch is encoded in groups, to limit the memory for temporary arrays. A group is one large vector (`kernels.are_large`), or several
+# vectors with at most SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -82,7 +82,7 @@ class Codec(ABC):
     shares_seed: ClassVar[bool] = False
     portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
-    # The coordinate count in a section always equals the size of the vector.
+    # The coordinate count of a section is always the size of its vector; decoding raises FrameError for any other count.
     whole: ClassVar[bool] = False
     # Contraction factor δ and variance bound ω, if constant. Codecs with other factors or bounds override `contraction` or `variance`.
     delta: ClassVar[float | None] = None
@@ -125,7 +125,7 @@ class Codec(ABC):
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         """Encode one finite, nonempty vector x [n] as a section, without modifying x.
 
-        `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` is called with the same seed.
+        `seed`: from 0 to 2⁶⁴ − 1. If the codec is `seeded`, `_decode_row` gets the same seed.
         """
         raise NotImplementedError("implement _encode_row or _encode_rows")
 
@@ -166,15 +166,12 @@ class Codec(ABC):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         """Return a section that encodes the sum of the vectors in `sections`.
 
-        The coordinate count in a section of a linear codec is the size of the vector.
+        The coordinate counts of all these sections must be the sizes of their vectors, because `merge` reads the sizes from the counts.
         """
         raise NotImplementedError("implement _merge_sections")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
-        """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
-
-        Codecs that encode all chunks jointly override this method.
-        """
+        """Encode a finite vector x [n] in chunks of `size` coordinates. Codecs that encode all chunks jointly override this method."""
 
         def encode_stack(first: int, rows: Tensor) -> bytes:
             own = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
@@ -186,7 +183,7 @@ class Codec(ABC):
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
-        """Decode the body of a frame with chunks of `size` coordinates into an `Update` of a vector [numel]. Raises FrameError."""
+        """Decode the result of `_encode_chunks` into an `Update` of a vector [numel]. Raises FrameError."""
         edges = [*range(0, numel, size), numel]
         seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
         for begin, end in pairwise(edges):
@@ -247,7 +244,7 @@ class Codec(ABC):
         return list(itertools.chain.from_iterable(frames))
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """Decode a frame into an `Update`, a compact form of the vector, such as its nonzeros.
+        """Decode a frame into an `Update`, which represents the vector compactly, such as by its nonzeros.
 
         Raises FrameError unless `data` is exactly one valid frame of this codec for a vector with `numel` elements.
         """
@@ -322,8 +319,8 @@ class Codec(ABC):
 
         Raises FrameError unless all frames have the same vector size, scope and seed.
 
-        If neither `numel` nor `layout` is given, the size of the vector is read from the first frame. If a sender is not trusted, give
-        `numel` or `layout`, so that a frame that states another size is rejected.
+        By default, the size of the vector is read from the first frame. If senders are not trusted, give `numel` or `layout`, so that
+        frames of any other size are rejected.
         """
         if not self.linear:
             raise ConfigError(
@@ -353,7 +350,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Encode vectors together and return their frames. A vector that is not finite gives a NonFiniteError instead of a frame."""
+        """Implement `encode_batch` for one group of vectors."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -389,8 +386,7 @@ def at_density(codec: Codec, density: float) -> Codec:
         raise ConfigError(
             f"{codec} has no option density, so its density cannot be changed; use a codec with this option, such as stc or topk"
         )
-    changed: dict[str, Any] = {"density": density}
-    return replace(codec, **changed)
+    return replace(codec, **{"density": density})
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
@@ -435,12 +431,9 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
     """Raise ConfigError unless x is dense and one-dimensional, has a dtype in PRECISIONS, and has as many elements as the layout."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        is_tensor = isinstance(x, Tensor)
-        given = (
-            f"has the layout {x.layout} on {x.device}" if is_tensor else f"is a {type(x).__name__}"
-        )
+        given = f"{x.layout} tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__
         raise ConfigError(
-            f"x {given}, but a codec encodes a dense torch tensor; give a dense tensor"
+            f"x is a {given}, but a codec encodes a dense torch tensor; give a dense tensor"
         )
     if x.dim() != 1:
         raise ConfigError(
@@ -470,12 +463,15 @@ def checked_batch(
         check_vector(row, layout)
         alike.add((row.shape, row.device, row.dtype))
     if len(alike) > 1:
-        raise ConfigError("encode_batch needs vectors of one size, dtype and device")
+        given = ", ".join(sorted(f"{dtype} {list(s)} on {device}" for s, device, dtype in alike))
+        raise ConfigError(
+            f"the vectors are {given}; encode_batch needs vectors of one size, dtype and device"
+        )
     for total in onto or ():
         if (total.shape, total.device, x[0].dtype) not in alike or total.dtype != torch.float32:
             given = f"{total.dtype} {list(total.shape)} on {total.device}"
             raise ConfigError(
-                f"`onto` has {given}; give float32 tensors of the shape and device of x"
+                f"`onto` contains {given}; give float32 tensors with the shape and the device of x"
             )
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 

@@ -8,13 +8,8 @@ The decoded vector and its squared error are, for a vector x of n coordinates:
     ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
 The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here,
-sign(0) = 1, because a sign is one bit. The frame of a zero vector has an empty section. If the scale is a subnormal float32, only the
-largest coordinate is sent (codecs/spike.py).
-
-Format of the body (see codecs/frame.py):
-
-    the scale ‖x‖₁/n, as float32;
-    the signs, one bit each (0 = negative), padded to a byte.
+sign(0) = 1, because a sign is one bit. If the scale ‖x‖₁/n is zero or a subnormal float32, at most the largest coordinate is sent
+(codecs/spike.py).
 """
 
 from collections.abc import Sequence

@@ -1,16 +1,11 @@
-"""The format of codecs that send each coordinate as one of a small number of levels.
+"""The encoding of coordinates that have one of a small number of levels.
 
-A symbol is the index 0..size-1 of one of `size` levels. Symbols are sent in the shorter of two formats: entropy-coded
-(kernels/range_coder.py) or packed. The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base
-`size`: each 64-bit word holds as many digits as fit, and the first symbol is the lowest digit. Unneeded bytes at the end of the last word
-are not sent. Before entropy coding of 2²⁰ or more symbols, consecutive symbols are combined into one symbol. As many symbols are combined
-as possible, provided that the combined symbol has at most 256 possible values.
+A symbol is the index 0..size-1 of one of `size` levels. Symbols are packed or entropy-coded (kernels/range_coder.py), whichever is shorter.
+The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base `size`: each 64-bit word contains as many
+digits as fit. Before 2²⁰ or more symbols are entropy-coded, each group of w symbols is combined into one symbol, where w is the largest
+number with size^w ≤ 256.
 
-If the levels are integer multiples of a unit, the body of a section contains:
-
-    m, the largest magnitude of these integers (LEB128);
-    the unit, as float32, omitted if m is 0;
-    the symbol v + m for each integer v, omitted if m is 0.
+Multiples are levels that are integers times a common unit.
 """
 
 import struct

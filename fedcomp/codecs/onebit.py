@@ -9,14 +9,8 @@ all other dimensions, flattened. Tensors of one dimension, and vectors without a
 quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
 (codecs/spike.py).
 
-For vectors x of n coordinates, the contraction ‖x − C(x)‖² ≤ (1 − δ)·‖x‖² holds with δ = 1/n if all means are normal float32 numbers. If
-some means are subnormal, and thus less exact, the contraction holds with δ = 1/n².
-
-Format of the body (see codecs/frame.py), for each nonempty tensor:
-
-    the signs, one bit each (0 = negative), padded to a byte;
-    the mean of the entries ≥ 0 of each column, as float32, or 0 for a column without such entries;
-    the mean of the negative entries of each column, as float32, or 0 for a column without such entries.
+The contraction factor is δ = 1/n for vectors of n coordinates if all means are normal float32 numbers. If some means are subnormal, and
+thus less exact, the contraction factor is δ = 1/n².
 """
 
 from dataclasses import dataclass

@@ -7,16 +7,15 @@ A vector x of n coordinates is rounded to multiples of the unit u, where s is th
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
 The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with
-this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor
-is δ = 1/(1 + ω).
+this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is
+δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer, like the quantizer of LAQ (Sun, Chen, Giannakis and Yang, NeurIPS
 2019, eq. 5–6). A frame then has about log₂(2s + 1) bits per coordinate, and the contraction factor is δ = (4s² − 1)/(4s² + n − 1).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
-so that every level is within the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks
-(@chunk) correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, followed by the levels
-of all chunks in the format of codecs/levels.py with the unit 1.
+so that every level is within the range of float32. Chunks (@chunk) correspond to the buckets of the paper: each chunk has its own unit, and
+the levels of all chunks are encoded together.
 """
 
 import math

@@ -1,22 +1,21 @@
 """Random-k sparsification: only a random sample of the coordinates is sent.
 
 The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
-masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. With by=uniform, k of n coordinates are drawn
-without replacement. With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The positions are drawn from the
-seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
+masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. It draws k of n coordinates without replacement.
+With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The receiver draws the positions again from the seed
+in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
 2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
 probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
-|x_i| ≥ m, and ±m otherwise. In the paper, the variance is given, and algorithm 3 computes the probabilities iteratively. Here, the mean
-number k of coordinates is given, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k
-coordinates can be sent on average. With by=magnitude, the number of coordinates in a frame varies. A frame contains the positions of these
-coordinates, and no zeros.
+|x_i| ≥ m, and ±m otherwise. A frame contains the positions of the sent coordinates. Their number varies, and zeros are never sent.
+
+In the paper, the user gives the variance, and algorithm 3 computes the probabilities iteratively. Here, the user gives the mean number k of
+coordinates, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k coordinates can be
+sent on average.
 
 Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
-the variance bound ω = n/k − 1, unless values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
-
-The format of the values is specified in docs/reference/frame-format.md.
+the variance bound ω = n/k − 1. It is biased only if values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
 """
 
 from collections.abc import Sequence
@@ -35,12 +34,12 @@ from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed, and the
-# second codec may draw random numbers from stream 0 to round values.
+# Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed. The second
+# codec may round values with random numbers of stream 0, which must not depend on the drawn positions.
 STREAM = 7
 # `drop_small` also draws from stream 0. It uses the seed XOR DROP_MASK, so that its random numbers differ from those of the second codec.
 DROP_MASK = 1 << 63
-# flag of a section in which values with magnitudes below the threshold m are replaced by ±m
+# Flag of values in which magnitudes below the threshold m are replaced by m. With float16, 1 is added to this flag.
 COMMON_MAGNITUDE = 2
 CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
@@ -163,9 +162,9 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
+    """Drop coordinates of x at random. Return the positions of the remaining coordinates.
 
-    A coordinate whose magnitude |x_i| is below m is kept with probability |x_i|/m. Coordinates with |x_i| ≥ m are always kept.
+    A coordinate with |x_i| < m remains with probability |x_i|/m. Coordinates with |x_i| ≥ m always remain.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
@@ -173,12 +172,12 @@ def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
 def drop_threshold(x: Tensor, k: int) -> float:
     """Return the threshold m > 0 for which Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If x has at most k nonzeros, return a threshold m ≤ 1 at which all nonzeros are kept.
+    If x has at most k nonzeros, return a threshold m ≤ 1 that drops no nonzero.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
-    if not largest.size or int(x.count_nonzero()) <= k:
-        return float(largest.min(initial=1.0)) if largest.size else 1.0
+    if int(x.count_nonzero()) <= k:
+        return float(largest.min(initial=1.0))
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))

@@ -1,17 +1,10 @@
-"""The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result, and the format of their frames.
+"""The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result.
 
-The body of a section contains, in order:
-
-    the first byte, defined by the codec;
-    the scale a of each block, as the upper half of a float64;
-    the shift b of each block in the same format, if the codec uses shifts;
-    the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
-
-Let v be the values of the d codes of a block, a its scale and b its shift. The decoder applies the inverse rotation to a·v + b/d and clips
-the result to the range of float32.
+The vector is divided into blocks. A block has a scale a and, in some codecs, a shift b. Each coordinate of a rotated block is replaced by a
+code, which stands for a value. Let v be the values of the d codes of a block. The decoder applies the inverse rotation to a·v + b/d and
+clips the result to the range of float32.
 
 A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because rotation would give subnormal numbers.
-The first byte of its body is 0.
 """
 
 from abc import abstractmethod

@@ -2,8 +2,8 @@
 
 Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S. In each
-row r of the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
+The support of a vector is the set of positions of its nonzero coordinates. The values are added to the cells of a table S. In each row r of
+the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
@@ -14,24 +14,23 @@ assigned to the same cell in every row. The values of two such coordinates canno
 The attribute `missed` of the decoded update is the number of estimated values.
 
 The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
-all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes for each nonzero: 5.0 bytes instead of
-5.4. A relay that can decode frames does not need `s2`, because it can forward the sum of the decoded values. For updates of the task
-`digits`, the sum of 128 frames of `s2` is 86 % smaller than 128 frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only
-12 % smaller, and hardly smaller at all if the supports are random.
+all-reduce, or secure aggregation. Nodes that can decode frames do not need `s2`: they can forward the sum of the decoded values, and `topk`
+needs 5.0 bytes for each nonzero instead of 5.4. For updates of the task `digits`, the sum of 128 frames of `s2` is 86 % smaller than 128
+frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only 12 % smaller, and hardly smaller at all if the supports are
+random.
 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
-have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values, where `union` is an
-option and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in the
-vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its own
-values from the table, it doubles the default number of columns; the frame can then be added only to frames with the same number of columns.
+have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values. Here, `union` is an
+option, and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in
+the vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its
+own values from a table with the default number of columns, it doubles this number. Such a frame can be added only to frames with the same
+number of columns.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
-subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value has at most 48 bits, and
-fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not overflow. If the largest value needs more bits, the unit is larger,
-and values are rounded. With values=int24 or int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would
-take 32 bits, and a cell with values=int24 takes about 27 bits. With float32 cells, peeling would also accumulate rounding errors.
-
-The body of a section is specified in docs/reference/frame-format.md.
+peeling subtracts values exactly; with float32 cells, rounding errors would accumulate. With values=fp32, the unit 2^e is the largest power
+of two that divides all values. A value has at most 48 bits, and fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not
+overflow. If the largest value needs more bits, the unit is larger, and values are rounded. With values=int24 or int16, values are rounded
+to 24 or 16 bits, relative to the largest value. A cell with values=int24 takes about 27 bits; a float32 cell would take 32 bits.
 """
 
 import math
@@ -53,15 +52,13 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
 from .product import Pair
 from .selection import take
-from .sketch import add_tables
+from .sketch import EXPONENT, add_tables, max_columns
 from .update import Sparse, Update
 
 # Number of rows → number of cells per nonzero that peeling needs in a table with many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
-EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # range of the exponent e of a unit 2^e
 
 
@@ -134,7 +131,7 @@ class S2(Codec):
         numel = layout.numel
         read = _read(section.body, numel)
         if read is None:
-            return RecoveredUpdate(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return RecoveredUpdate.zero(numel)
         positions, exponent, table = read
         rows, columns = table.shape
         where = peeling.key_cells(positions, rows, columns, seed)
@@ -226,7 +223,7 @@ class S2Section(NamedTuple):
 
 def _max_columns(numel: int) -> int:
     """Return the largest permitted number of columns of a table for a vector [numel]."""
-    return min(MAX_COLUMNS_PER_COORDINATE * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
+    return min(max_columns(numel), (1 << 31) // max(THRESHOLDS) - 1)
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:

@@ -15,12 +15,9 @@ codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i
 this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
 factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
-The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
-32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
-
-With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 frames is exact if
-each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger unit. With
-cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
+With cells=int8, cells are rounded stochastically to integer multiples of a unit 2^e, so the rounded cells are unbiased. The sum of int8
+frames is exact if each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger
+unit. With cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
 """
 
 import math
@@ -41,6 +38,7 @@ from ..layout import Layout
 from . import floats
 from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
+from .levels import LARGEST
 from .selection import check_density, count_at_density, take
 from .update import Dense, Sections, Sparse, Update
 
@@ -59,7 +57,6 @@ TYPES: dict[int, np.dtype[Any]] = {
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -200, 127  # range of the exponent e of a unit 2^e
 ROUNDING_STREAM = 1 << 17  # index of the random stream that rounds cells
-LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Sketch(Codec):
         """Return the number of columns of the table for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
         columns = self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))
-        return math.floor(min(_max_columns(numel), columns))
+        return math.floor(min(max_columns(numel), columns))
 
     def count(self, numel: int) -> int:
         """Return how many coordinates of a vector [numel] are decoded."""
@@ -231,7 +228,7 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
     return list(totals.values())
 
 
-def _max_columns(numel: int) -> int:
+def max_columns(numel: int) -> int:
     """Return the largest permitted number of columns of a sketch of a vector [numel]."""
     return MAX_COLUMNS_PER_COORDINATE * numel + 64
 
@@ -241,7 +238,7 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
-        return bytes([form]) + floats.upper_halves(torch.from_numpy(cells)).tobytes()
+        return bytes([form]) + floats.to_bfloat16(torch.from_numpy(cells)).tobytes()
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
     random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
@@ -295,7 +292,7 @@ def _read(section: Section) -> SketchSection:
     rows, columns, count = head
     first, data = take(data, 1)
     form, exponent = first[0], 0
-    valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
+    valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= max_columns(section.count)
     expect(
         valid,
         f"a sketch of {rows} rows of {columns} cells is impossible for {section.count} coordinates",
@@ -319,7 +316,7 @@ def _floats(body: SketchSection) -> np.ndarray:
     if form == FLOAT32:
         cells = raw.astype(np.float32)  # an aligned copy, which is faster to read than the frame
     elif form == BFLOAT16:
-        cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        cells = floats.from_bfloat16(raw)
     else:
         with np.errstate(over="ignore"):
             cells = (raw * np.float64(2.0**exponent)).astype(np.float32)

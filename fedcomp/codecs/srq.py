@@ -15,8 +15,6 @@ so that `vlc` sends about 1.8 bits per coordinate (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lowest level lo
 and step s. Before `srq` sends the lowest level lo and the step s, it rounds lo down and s up. `vlc` does not send lo, which is always 0.
-
-The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
 
 import math

@@ -4,12 +4,14 @@ Wen et al., "TernGrad: ternary gradients to reduce communication in distributed 
 
 Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
 decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
-per layer, like the scope @layer. If the server announces scales (one float32 per section, under the name `scale`), clients use the
-announced scale, and clip larger values to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to
-m, times the scale.
+per layer, like the scope @layer.
+
+Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale. For this purpose, the
+strategy `shared-scale` announces one scale per section under the name `scale`. Clients then use the announced scale instead of their own,
+and clip larger values to it.
 
 In the paper, the standard deviation is measured around the mean. Here, it is the root mean square ‖x‖₂/√n, so that nearly equal values far
-from zero are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see codecs/levels.py).
+from zero are not clipped.
 """
 
 import math

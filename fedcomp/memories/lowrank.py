@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
 from ..codecs.base import nonfinite_errors
-from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
+from ..codecs.levels import LARGEST
+from ..codecs.matrices import LowRankUpdate, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
 from ..errors import MismatchError, NonFiniteError, ProtocolError

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
 from ..codecs import Codec, overwrite
-from ..codecs.frame import min_overwrite_bytes, unwrap_decay, wrap_decay
+from ..codecs.frame import unwrap_decay, wrap_decay
 from ..errors import ConfigError, MismatchError
 from ..layout import Layout
 from ..memories import Memory, memory
@@ -213,7 +213,7 @@ class Broadcasts:
         if self._first_touch is None:
             self._first_touch = np.zeros(self.weights.numel(), np.int32)
         counts, first = self._touched, self._first_touch
-        while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
+        while len(counts) <= missed and overwrite.min_bytes(counts[-1]) < below:
             positions = self._positions(self.cache[-len(counts)])
             if positions is None:  # changes all positions
                 counts.append(sys.maxsize)
@@ -221,7 +221,7 @@ class Broadcasts:
             fresh = positions[first[positions] == 0]
             first[fresh] = len(counts)
             counts.append(counts[-1] + len(fresh))
-        if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
+        if len(counts) <= missed or overwrite.min_bytes(counts[missed]) >= below:
             return None
         return np.flatnonzero((first > 0) & (first <= missed))
 

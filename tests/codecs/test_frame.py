@@ -1,4 +1,4 @@
-"""The frame format byte by byte, as codecs/frame.py describes it, and the size of frames."""
+"""The frame format byte by byte, as docs/reference/frame-format.md describes it, and the size of frames."""
 
 import math
 import struct

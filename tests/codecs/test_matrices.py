@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, codec
 from fedcomp.codecs.frame import SECTIONS, varint
-from fedcomp.codecs.matrices import CHUNK, LARGEST, LowRankUpdate, shape_of
+from fedcomp.codecs.levels import LARGEST
+from fedcomp.codecs.matrices import CHUNK, LowRankUpdate, shape_of
 from fedcomp.errors import ConfigError
 
 LAYOUT = Layout.from_shapes(
