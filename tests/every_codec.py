@@ -126,6 +126,10 @@ def vectors(numel: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(v.astype(np.float32)) for name, v in found.items()}
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
 def expected(c: Codec, x: Tensor, layout: Layout) -> np.ndarray:
     """Return the reference result C(x), float32, from the formulas in the papers and a full sort."""
     v = x.to(torch.float32).numpy()

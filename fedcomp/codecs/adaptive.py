@@ -145,7 +145,7 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            # Levels with even and with odd indices move in turn, so that the neighbors of a moving level stay in place.
+            # Move the levels with even indices, and then those with odd indices, so that the neighbors of a moving level stay in place.
             for parity in (0, 1):
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]

@@ -21,9 +21,8 @@ uniform random number r in [0, 1). Because the atoms are orthogonal, C(x) has th
 independently. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would otherwise exceed the range of
-float32. With atoms=singular, tensors with fewer than two dimensions are sent uncompressed. A matrix is also sent uncompressed if its two
-factors would contain at least as many numbers as the matrix. The singular value decomposition takes seconds for a matrix with thousands of
-rows and columns.
+float32. With atoms=singular, tensors with fewer than two dimensions are sent as values, and so are some matrices (codecs/matrices.py). The
+singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -130,11 +129,9 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probability of drawing each atom, as int64 [k] in units of 2⁻³².
+    """Return the probability of drawing each atom that minimizes the variance, as int64 [k] in units of 2⁻³².
 
-    The probabilities minimize the variance if `budget` atoms are drawn on average.
-
-    `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k].
+    `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k]. `budget`: the mean number of atoms to draw.
     """
     remaining, certain, tau = budget, sizes < 0, 0.0
     while (total := float(sizes[~certain].sum())) and remaining > 0:

@@ -31,7 +31,7 @@ from .update import Dense, Sections, Update
 FLOAT = np.dtype("<f4")
 # If no entry of a matrix has a magnitude above SMALLEST, the matrix is sent as values, because factors would be imprecise.
 SMALLEST = 2.0**-100
-# VALUES: first byte of a matrix that is sent as values. MAX_RANK: largest number of columns of a factor.
+# The first byte of a matrix is VALUES, or the number of columns of its factors, which is at most MAX_RANK.
 VALUES, MAX_RANK = 255, 254
 CHUNK = 1 << 16  # number of elements computed at a time in a matrix product
 
@@ -81,10 +81,11 @@ class MatrixCodec(Codec):
     ) -> tuple[Tensor, Tensor] | None:
         """Factor a finite nonzero float64 matrix. Return float64 factors left [rows, k] and right [columns, k] with left · rightᵀ ≈ matrix.
 
-        The result None means that the matrix is sent uncompressed. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
+        Return None to send the matrix as values. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
         """
 
     def needs_layout(self) -> bool:
+        """Return whether the codec needs the shapes of the tensors."""
         return True
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -115,7 +116,7 @@ class MatrixCodec(Codec):
 
     def _needs_shapes(self) -> ConfigError:
         return ConfigError(
-            f"{self} needs the shapes of the tensors; give layout=…, or use a codec for vectors, such as stc"
+            f"{self} needs the shapes of the tensors; give layout=fedcomp.Layout.of(model), or use a codec for vectors, such as stc"
         )
 
     def _tensor(self, x: Tensor, tensor: int, entry: Entry, seed: int, context: Context) -> bytes:

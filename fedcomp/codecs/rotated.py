@@ -27,12 +27,12 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # first byte of a body that contains float32 values
-# A vector is sent as float32, without rotation, if the binary exponent of its largest magnitude is at most this number.
+# A vector is sent without rotation if the binary exponent of its largest magnitude (`frexp`) is at most this number.
 MAX_UNROTATED_EXPONENT = -100
-HALF = np.dtype("<u4")  # the upper half of a float64 number
+HALF = np.dtype("<u4")  # Scales and shifts are sent as the upper half of a float64 number
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of nonzero scales and shifts
 
-# A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Both start and stop are block boundaries.
+# A function that returns the values of the codes start..stop-1 as a new float32 array. `start` and `stop` are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]
 
 
@@ -54,9 +54,9 @@ class RotatedCodec(Codec):
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
+        """Quantize rotated blocks. Return the codes [N], and a list: [scales] or [scales, shifts].
 
-        A code with the value v stands for the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
+        A code with the value v represents the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
         32 bits are zero.
         """
 
@@ -65,19 +65,17 @@ class RotatedCodec(Codec):
         return None
 
     def table(self, head: int) -> np.ndarray:
-        """Return a table of the float32 values of all codes. `head`: first byte of the body. Raises FrameError for an invalid `head`."""
+        """Return the float32 value of each code. `head`: the first byte of the body. Raises FrameError for an invalid `head`."""
         raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Encode codes [N] as bytes, by default as bit planes. The zeros that pad the last block have codes too."""
+        """Encode codes [N] as bytes, by default as bit planes. N includes the padding of the last block."""
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
-        """Return a function that reads the values of the `count` codes in `data`.
-
-        Raises FrameError if `data` cannot be the output of `pack_codes`.
+        """Return a function that reads the values of the `count` codes in `data`. Raises FrameError if the codes are invalid.
 
         `is_zero` [count/8]: whether each group of eight codes belongs to a block with scale 0, in which all values must be 0.
         """
@@ -128,7 +126,7 @@ class RotatedCodec(Codec):
 
 @dataclass(frozen=True)
 class RotatedUpdate(Update):
-    """An update stored as quantized rotated blocks. The inverse rotation is applied each time that the update is read."""
+    """An update stored as quantized rotated blocks, which are rotated back each time that the update is read."""
 
     numel: int
     seed: int
@@ -162,9 +160,9 @@ class RotatedUpdate(Update):
     def _for_each_chunk(
         self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
     ) -> None:
-        """Decode the blocks that contain the coordinates start..stop-1 on several threads, in chunks of at most hadamard.CHUNK coordinates.
+        """Decode the blocks that contain the coordinates start..stop-1, in chunks and on several threads.
 
-        Calls use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
+        Call use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
         """
         if start == stop:
             return
@@ -198,10 +196,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scale and the shift of each block, as two arrays [blocks].
-
-    Raises FrameError if a scale or shift cannot result from a float32 vector.
-    """
+    """Return the scales and the shifts, as two arrays [blocks]. Raises FrameError if one cannot result from a float32 vector."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):

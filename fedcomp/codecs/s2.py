@@ -55,7 +55,7 @@ from .selection import take
 from .sketch import EXPONENT, add_tables, max_columns
 from .update import Sparse, Update
 
-# Number of rows → number of cells per nonzero that peeling needs in a table with many nonzeros.
+# Number of rows of a table → number of cells per nonzero that peeling needs if there are many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
@@ -102,7 +102,7 @@ class S2(Codec):
     ) -> Section:
         """Encode a sparse vector [numel] with the float32 `values` at the ascending int64 `positions`.
 
-        `max_count`: the number k (see the module docstring), which determines the default number of columns.
+        `max_count`: the number k in the module docstring, which determines the default number of columns.
         """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
@@ -214,7 +214,7 @@ class RecoveredUpdate(Sparse):
 
 
 class S2Section(NamedTuple):
-    """The decoded body of a nonempty `s2` section."""
+    """The parsed body of a section with nonzeros."""
 
     positions: np.ndarray  # positions of the nonzeros, int64, ascending; at least one
     exponent: int
@@ -252,10 +252,7 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Time and memory are O(numel).
-
-    Raises FrameError.
-    """
+    """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Raises FrameError."""
     data = memoryview(body)
     count, used = read_varint(data)
     expect(count <= numel, f"the header claims {count} nonzeros, but the vector has size {numel}")

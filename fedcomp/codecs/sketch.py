@@ -45,7 +45,7 @@ from .update import Dense, Sections, Sparse, Update
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
 MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
-FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
+FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms: number formats of the cells
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
@@ -61,7 +61,7 @@ ROUNDING_STREAM = 1 << 17  # index of the random stream that rounds cells
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A codec that sends a table of cells. The receiver estimates coordinates by medians. Frames with the same seed can be added."""
+    """A codec that sends a table of cells, from which the receiver estimates the coordinates. Frames with the same seed can be added."""
 
     rows: int = 5  # Number of rows, odd. More rows make large errors rarer.
     columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
@@ -152,7 +152,7 @@ class Sketch(Codec):
 
 
 class SketchSection(NamedTuple):
-    """The decoded header and the raw cells of a section of `sketch`."""
+    """The parsed body of a nonempty section of `sketch`."""
 
     count: int  # k
     form: int
@@ -201,7 +201,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return a copy of the update in which sketches are decoded at the density of `codec` instead of the density in their frames."""
+    """Return a copy of the update whose sketches are decoded at the density of `codec`, not at the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -211,9 +211,10 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Multiply each sketch among the updates by its weight, and add the sketches.
+    """Return the weighted sums of the sketches among the updates.
 
-    Only sketches with the same seed and table shape can be added. Return one sum for each seed and shape, in the order of first occurrence.
+    Only sketches with the same seed and table shape can be added. There is one sum for each seed and shape, in the order of first
+    occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
@@ -234,7 +235,7 @@ def max_columns(numel: int) -> int:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Encode float32 cells [rows, columns] in the number format `form`. Return bytes: the form and the cells."""
+    """Encode float32 cells [rows, columns]. Return the form (number format) and the encoded cells."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
@@ -257,7 +258,7 @@ def _exponent(largest: float) -> int:
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Encode cells that are int64 multiples of 2^exponent. Return bytes: the form, the exponent and the cells."""
+    """Encode cells that are int64 multiples of 2^exponent. Return the form, the exponent and the encoded cells."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()
@@ -265,10 +266,10 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
-    """Add integer tables of one shape and return the sum as (exponent, int64 table).
+    """Add integer tables of one shape.
 
-    `tables`: (exponent e, table), where the entries of the table are in units of 2^e. The unit of the sum is the smallest unit of the
-    tables, or larger if the sum could exceed `bits` bits.
+    `tables`: pairs of an exponent e and a table in units of 2^e. The sum is such a pair, with an int64 table. Its unit is the smallest unit
+    of the tables, or larger if the sum could exceed `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
     top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top

@@ -14,7 +14,7 @@ bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With t
 so that `vlc` sends about 1.8 bits per coordinate (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lowest level lo
-and step s. Before `srq` sends the lowest level lo and the step s, it rounds lo down and s up. `vlc` does not send lo, which is always 0.
+and step s. `srq` rounds lo down and s up, so that the levels still cover the block. `vlc` does not send lo, which is always 0.
 """
 
 import math
@@ -29,7 +29,7 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Factor for the variance bounds, because rounding the step s can increase the variance.
+# Factor by which rounding the step s can increase the variance bounds.
 ROUNDING = 1 + 2.0**-16
 HEAD = 1  # The first byte of the body for vlc
 # With the step MIN_STEP, the quantized coordinates of a block have at most 2051 different values.

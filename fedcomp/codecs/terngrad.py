@@ -54,7 +54,7 @@ class TernGrad(Codec):
         return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return the scale s of x, a float32 number. With the strategy `shared-scale`, a client reports its scale to the server."""
+        """Return the scale s of x, a float32 number. The strategy `shared-scale` sends it to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
@@ -99,7 +99,7 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the scales that the server announced ({len(data)} bytes) do not include a scale for tensor or chunk {at}; "
+            f"the scales that the server announced ({len(data)} bytes, 4 per scale) do not include a scale for tensor or chunk {at}; "
             "server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of
+from every_codec import layout_of, normal
 
 from fedcomp import codec, memory
 from fedcomp.codecs import eden
@@ -21,10 +21,6 @@ CERTIFICATES = {
     3: (0.0626, 0.0076, 0.01293),
     4: (0.02224, -0.0084, 0.008631),
 }  # bits → A, B and C in the docstring of test_the_contraction_is_proven
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def lloyd_max(count: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from every_codec import (
     WHOLE,
     expected,
     layout_of,
+    normal,
     same_bits,
     vectors,
     with_large_chunks,
@@ -49,10 +50,6 @@ def million_coordinates() -> torch.Tensor:
     x = torch.round(2000 * normal(MILLION))
     x[::7] = 0
     return x
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 # The decoded vectors.

@@ -136,7 +136,7 @@ def test_encoding_and_decoding_need_shapes(spec):
     ):
         with pytest.raises(
             ConfigError,
-            match=f"{c} needs the shapes of the tensors; give layout=…, or use a codec for vectors",
+            match=f"{c} needs the shapes of the tensors; give layout=fedcomp.Layout.of\\(model\\), or use a codec for vectors",
         ):
             call()
 

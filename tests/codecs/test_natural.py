@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import vectors
+from every_codec import normal, vectors
 
 from fedcomp import FrameError, codec, memory
 from fedcomp.codecs.frame import Section
@@ -15,10 +15,6 @@ from fedcomp.layout import Layout
 
 LARGEST = float(np.finfo(np.float32).max)
 NATURAL = codec("natural")
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def decoded(x: torch.Tensor, seed: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 from test_golden import NUMEL as FEW
@@ -49,10 +49,6 @@ every_product = for_each(
 )
 
 
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
-
-
 # The definition of a product.
 
 
@@ -73,7 +69,7 @@ def test_layers_stacks_and_sums_are_encoded_in_the_same_way(spec):
     c, layout, x = (
         codec(f"{spec}@layer"),
         layout_of(NUMEL),
-        torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, 2)]),
+        torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, seed=2)]),
     )
     frames = [c.encode(row, seed=seed, layout=layout) for seed, row in enumerate(x)]
     assert c.encode_batch(x, [0, 1, 2], layout=layout) == frames

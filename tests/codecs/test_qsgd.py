@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, vectors
+from every_codec import layout_of, normal, vectors
 
 from fedcomp import codec, memory
 from fedcomp.codecs.qsgd import _unit
@@ -15,10 +15,6 @@ from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import philox
 
 LARGEST = float(np.finfo(np.float32).max)
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:

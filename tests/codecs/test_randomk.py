@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import half, layout_of, reseal, same_bits, vectors
+from every_codec import half, layout_of, normal, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +19,6 @@ from fedcomp.strategies.schedule import Schedule
 
 NUMEL = 401
 LARGEST = float(np.finfo(np.float32).max)
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
 def decoded(
@@ -164,7 +160,7 @@ def test_error_feedback_sends_every_coordinate():
 
 def test_a_merged_frame_decodes_to_the_sum():
     c, layout = codec("randomk:density=1/8,scaled=true@layer"), layout_of(NUMEL)
-    frames = [c.encode(normal(NUMEL, i), seed=2**63 + 9, layout=layout) for i in range(5)]
+    frames = [c.encode(normal(NUMEL, seed=i), seed=2**63 + 9, layout=layout) for i in range(5)]
     total = c.decode(c.merge(frames), numel=NUMEL, layout=layout)
     assert same_bits(
         total, np.sum([c.decode(f, numel=NUMEL, layout=layout).numpy() for f in frames], axis=0)

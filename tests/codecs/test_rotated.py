@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec
 from fedcomp.codecs import rotated
@@ -30,10 +30,6 @@ HEADS = {
 }  # first bytes of other sections, and bytes that no section has
 BODY = SECTIONS + 8 + 2  # after the seed and a count of two bytes
 every_spec = pytest.mark.parametrize("spec", SPECS)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 @every_spec

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
 from fedcomp.codecs import longest_frame
@@ -14,10 +14,6 @@ from fedcomp.errors import ConfigError
 from fedcomp.kernels import bits, philox
 
 SIGN = codec("sign")
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def coins(seed: int, numel: int) -> np.ndarray:
@@ -84,7 +80,7 @@ def test_every_tensor_has_its_own_random_signs():
 
 def test_a_large_vector_stays_bits_until_it_is_added():
     numel = 100_077
-    x, into = torch.round(normal(numel)), normal(numel, 1)
+    x, into = torch.round(normal(numel)), normal(numel, seed=1)
     frame, total = SIGN.encode(x, seed=9), into.clone()
     update = SIGN.open(frame, numel)
     assert (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 
 from fedcomp import codec
 from fedcomp.codecs import add_all, frame, longest_frame
@@ -19,10 +19,6 @@ from fedcomp.kernels import count_sketch
 CELLS = ("fp32", "bf16", "int8")
 HEAD = frame.SECTIONS + frame.SEED.size
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def whole(numel: int, seed: int = 0) -> torch.Tensor:
@@ -174,7 +170,7 @@ def test_clients_round_differently():
     """All clients have the same seed, and therefore the same hash, but different rounding. Otherwise their errors would add up."""
     n, errors = 30_000, []
     for client in (1, 2):
-        x = normal(n, client)
+        x = normal(n, seed=client)
         found = opened("sketch", codec("sketch:ratio=1,cells=int8").encode(x, seed=6), n)
         errors.append((found.cells - count_sketch.sketch(x, *found.cells.shape, 6)).ravel())
     assert abs(np.corrcoef(errors)[0, 1]) < 5 / math.sqrt(errors[0].size)
@@ -227,7 +223,7 @@ def test_a_merged_frame_is_the_frame_of_the_sum(cells):
 @for_each("cells", ["fp32", "bf16"])
 def test_sums_of_floats_are_rounded_to_float32(cells):
     c, n = codec(f"sketch:rows=3,columns=100,cells={cells}"), 5000
-    frames = [c.encode(normal(n, seed), seed=8) for seed in range(10)]
+    frames = [c.encode(normal(n, seed=seed), seed=8) for seed in range(10)]
     exact = sum(opened("sketch", data, n).cells.astype(np.float64) for data in frames)
     merged = opened("sketch", c.merge(frames), n).cells
     assert np.abs(merged - exact).max() < 1e-6 * np.abs(exact).max()
@@ -332,7 +328,7 @@ def test_sketches_are_added_before_they_are_decoded():
 
 def test_sketches_with_different_seeds_are_added_separately():
     n, c = 401, codec("sketch:density=1")
-    frames = [c.encode(normal(n, i), seed=i % 2) for i in range(4)]
+    frames = [c.encode(normal(n, seed=i), seed=i % 2) for i in range(4)]
     updates = [c.open(data, n) for data in frames]
     weights, total, expected = [0.5, 1.0, -2.0, 0.25], torch.ones(n), torch.ones(n)
     assert [total.seed for total in sum_sketches(updates, weights)] == [0, 1]

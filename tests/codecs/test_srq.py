@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
+from every_codec import normal
 
 from fedcomp import codec
 from fedcomp.errors import SpecError
 from fedcomp.kernels import hadamard
 
 NUMEL = 4096
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def spikes() -> torch.Tensor:

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, vectors
+from every_codec import layout_of, normal, vectors
 
 from fedcomp import Layout, codec, memory
 from fedcomp.codecs import Context, frame
 from fedcomp.codecs.levels import MAX_MULTIPLE
 from fedcomp.errors import ConfigError, FrameError, ProtocolError, SpecError
 from fedcomp.kernels import philox
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def announced(*scales: float) -> Context:

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from cases import for_each
-from every_codec import reseal, vectors
+from every_codec import normal, reseal, vectors
 
 from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import SECTIONS
@@ -14,10 +13,6 @@ from fedcomp.errors import SpecError
 from fedcomp.kernels import hadamard
 
 STEPS = ("0.125", "0.5", "1.41421356", "3", "8")
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def entropy_bytes(symbols: np.ndarray) -> float:
