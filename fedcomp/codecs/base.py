@@ -327,7 +327,7 @@ class Codec(ABC):
                 f"frames of {self} cannot be merged; use a linear codec, such as identity"
             )
         if not frames:
-            raise ConfigError("merge needs at least one frame")
+            raise ConfigError("`frames` is empty; give at least one frame")
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
         expected = numel if layout is None else layout.numel
         fits = expected in (None, claimed)
@@ -336,7 +336,9 @@ class Codec(ABC):
         opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         alike = len(scopes) == len(seeds) == 1
-        require(alike, "frames of different scopes or seeds cannot be merged")
+        require(
+            alike, "frames of different scopes or seeds cannot be merged; use one codec and seed"
+        )
         columns = zip(*(sections for _, sections in opened), strict=True)
         merged = [self._merge_sections([section for _, section in column]) for column in columns]
         seed = seeds.pop() if self.seeded else None

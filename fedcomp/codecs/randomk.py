@@ -147,7 +147,7 @@ class RandomK(selection.DensityCodec):
             return EMPTY
         read = [self._mergeable_values(section) for section in sections]
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
-        require(alike, "frames of different densities cannot be merged")
+        require(alike, "frames of different densities cannot be merged; use one density")
         total = floats.add(read)
         head = bytes([selection.IMPLIED]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))

@@ -127,7 +127,9 @@ class Sketch(Codec):
         read = [_read(section) for section in sections]
         pairs = zip(sections, read, strict=True)
         alike = {(s.count, one.count, one.form >= INT8, *one.raw.shape) for s, one in pairs}
-        problem = "sketches of different sizes, densities or cell types cannot be merged"
+        problem = (
+            "sketches of different sizes, densities or cell types cannot be merged; use one codec"
+        )
         require(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:

@@ -83,12 +83,15 @@ class TernGrad(Codec):
                 scales.add(scale)
         if not scales:
             return sections[0]
-        problem = "frames of different scales cannot be merged; the server must announce one scale"
+        problem = "frames of different scales cannot be merged; use --strategy shared-scale"
         require(len(scales) == 1, problem)
         (scale,) = scales
         top = int(np.abs(total).max())
         is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
-        require(is_finite, "the sum of the frames is not finite, or is too large")
+        require(
+            is_finite,
+            f"the sum of the frames is not finite, or exceeds {wire.MAX_MULTIPLE} times their scale",
+        )
         return wire.pack_multiples(total.astype(np.int16), scale)
 
 

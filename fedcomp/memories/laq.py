@@ -107,7 +107,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error is larger than the vectors it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, because the error of this codec is too large; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 

@@ -1,4 +1,4 @@
-"""Adaptive levels: squared errors against even levels and Max's table, exact small cases, unbiased stochastic rounding, and the frame."""
+"""The codec `adaptive`: its levels, its rounding and its frames."""
 
 import math
 
@@ -137,7 +137,7 @@ def test_stochastic_rounding_is_unbiased(spec, name):
 
 
 def test_stochastic_levels_minimize_the_variance():
-    """Moving any level that is not fixed by 3 % does not reduce the variance."""
+    """A level that is neither an end nor 0 cannot be moved by 3 % to reduce the variance."""
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
     levels = (
         codec("adaptive:rounding=stochastic,levels=8")

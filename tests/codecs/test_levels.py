@@ -1,4 +1,4 @@
-"""The coding of levels: the shorter of two forms, and only one byte string for the same levels."""
+"""The encoding of levels: packed or entropy-coded symbols, and multiples of a unit."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Tensors as matrices: the sections of factors, decoding, and values that exceed float32."""
+"""Codecs that send matrices as factors: their sections, decoding, and values that exceed float32."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Natural compression: rounding to the adjacent powers of two, its mean, extreme values, and at most nine bits per coordinate."""
+"""The codec `natural`: its rounding to powers of two, extreme values and the length of frames."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_small_magnitudes_are_rounded_to_the_smallest_power_or_zero():
 
 @for_each("numel", [1, 7, 400, 20_000])
 def test_a_frame_has_at_most_nine_bits_per_coordinate(numel):
-    """This also holds if all signs and exponents are equally likely."""
+    """Random bits have equally likely signs and exponents, which entropy coding cannot shorten."""
     spread = np.random.default_rng(1).integers(0, 2**32, numel, np.uint32).view(np.float32)
     for v in (np.where(np.isfinite(spread), spread, 1), normal(numel).numpy()):
         frame = NATURAL.encode(torch.from_numpy(v.astype(np.float32)))

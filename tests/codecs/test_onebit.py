@@ -1,4 +1,4 @@
-"""One-bit quantization with two means per column, for matrices, convolutions and vectors."""
+"""The codec `onebit`: the means of columns in matrices, convolutions and vectors."""
 
 import math
 from fractions import Fraction
@@ -143,7 +143,7 @@ def refused(data: bytes, layout: Layout) -> bool:
 
 
 def test_invalid_means_are_rejected():
-    """The columns of a 3 × 3 matrix have both signs, no negative value, and only negative values."""
+    """The first column of the matrix has both signs, the second no negative value, and the third only negative values."""
     layout = Layout.from_shapes({"w": (3, 3)})
     frame = ONEBIT.encode(
         torch.tensor([[1.0, 0.0, -1.0], [-2.0, 2.0, -2.0], [0.0, 4.0, -3.0]]).flatten(),

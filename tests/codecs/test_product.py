@@ -1,4 +1,4 @@
-"""Products: every codec that selects coordinates combined with every codec of values."""
+"""Products: every codec that selects coordinates, combined with the codecs that encode their values."""
 
 import copy
 import itertools
@@ -91,7 +91,7 @@ def test_layers_stacks_and_sums_are_encoded_in_the_same_way(spec):
 
 @every_product
 def test_a_frame_has_the_bytes_of_its_halves_and_little_more(spec):
-    """A product adds only the ids of its halves, a length and a second count."""
+    """Besides the values and the positions, a product sends only the ids of its codecs, a length and a second count."""
     c, x = codec(spec), normal(10_000)
     (at, _), chosen = c.first.choose([x], [3])
     positions = b"" if c.draws else kernels.positions.pack(at.numpy(), 10_000)[1]

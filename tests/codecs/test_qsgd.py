@@ -1,4 +1,4 @@
-"""QSGD: the paper's formula, its mean and variance, error feedback with and without damping, and the length of its frames."""
+"""The codec `qsgd`: its rounding, its variance, error feedback and the length of frames."""
 
 import math
 from fractions import Fraction
@@ -71,7 +71,7 @@ def test_levels_do_not_overflow_and_are_fine_enough_for_the_norm(kind, s):
 
 @pytest.mark.slow
 def test_levels_at_the_end_of_the_range_are_unbiased():
-    """If a level would be above the largest float32, the levels are shifted so that the top level equals it."""
+    """If a level would be above the largest float32, the unit is smaller, so that the highest level is the largest float32."""
     x = torch.tensor([3.3e38, -3.3e38, 1e38, 2e38] * 10)
     drawn = np.concatenate(
         [decoded("qsgd:levels=2", x, seed).reshape(10, 4) for seed in range(100)]

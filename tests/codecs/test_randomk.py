@@ -1,4 +1,4 @@
-"""Random-k: the drawn coordinates, their scaled values, and the bytes that are sent."""
+"""The codec `randomk`: the drawn coordinates, their scaled values, and the sum of frames."""
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_declared_properties_and_memories_that_diverge():
 
 @for_each("density", ["1", "35%", "1/10", "1/400"])
 def test_the_variance_of_layers_allows_for_the_worst_rounding(density):
-    """In the worst case, k is rounded up for the whole vector but down for the only tensor that is not zero."""
+    """In the worst case, k is rounded up for the whole vector, but down for the only tensor that is not zero."""
     c = LayerWise(codec(f"randomk:density={density},scaled=true"))
     worst = 0.0
     for numel in range(1, 1500):
@@ -188,7 +188,6 @@ def test_frames_with_different_seeds_densities_or_kinds_are_not_merged():
 
 @given(st.binary(max_size=3), st.integers(5, 60), st.integers(0, 4))
 def test_changed_frames_merge_to_finite_numbers_or_are_refused(new, at, drop_small):
-    """If a frame is changed and its checksum corrected, the sum has finite numbers or FrameError is raised."""
     c, x = codec("randomk:density=1/8"), torch.ones(64)
     frame = c.encode(x, seed=3)
     changed = reseal(frame[:at] + new + frame[at + drop_small :], 64)
@@ -204,7 +203,7 @@ def test_changed_frames_merge_to_finite_numbers_or_are_refused(new, at, drop_sma
 
 
 def shares(x: torch.Tensor, k: int) -> np.ndarray:
-    """Return the probabilities min(1, |x_i|/m) whose sum is k. m is found by bisection."""
+    """Return the probabilities min(1, |x_i|/m) whose sum is k. Bisection finds the threshold m."""
     magnitudes = abs(x.double().numpy())
     if (magnitudes > 0).sum() <= k:
         return (magnitudes > 0).astype(float)

@@ -1,4 +1,4 @@
-"""The sum of s2 frames is exact, or the update reports the number of coordinates that could not be decoded."""
+"""The codec `s2`: the sum of frames is exact, or the decoded update reports how many values are estimates."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def sparse(numel: int, at: np.ndarray, seed: int) -> torch.Tensor:
 
 
 def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torch.Tensor], int]:
-    """Return sparse vectors that share coordinates, and the number of different coordinates."""
+    """Return sparse vectors with overlapping supports, and the size of the union of these supports."""
     draw = np.random.default_rng(seed)
     places = draw.choice(numel, union, replace=False)
     xs = [
@@ -143,7 +143,7 @@ def test_tables_of_different_shapes_are_not_added():
 
 @pytest.mark.slow
 def test_the_encoder_takes_more_columns_if_it_cannot_decode_a_frame():
-    """Finds a seed with which coordinates 3 and 8 share all of their cells."""
+    """The test searches for a seed with which coordinates 3 and 8 have the same cells."""
     c = S2()
     for seed in range(20_000):
         columns = c.width(2)
@@ -193,7 +193,7 @@ def test_a_product_sends_what_its_first_half_selects():
 
 
 def test_frames_of_a_product_can_be_added_for_any_vectors():
-    """The tables are large enough for the largest number of sent coordinates times `union`."""
+    """All tables have room for `union` times the largest number of sent coordinates, so they have the same shape."""
     xs = [
         vectors(NUMEL)["normal"],
         sparse(NUMEL, np.arange(7), 1),

@@ -1,4 +1,4 @@
-"""Signs only: one bit per coordinate, values ±1, and random signs for zeros."""
+"""The codec `sign`: one bit per coordinate, and random signs for zeros."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_the_random_sign_of_a_zero_depends_only_on_seed_and_coordinate():
 
 
 def test_zeros_of_many_clients_cancel_if_each_has_its_own_seed():
-    """Ten clients have 1 and ninety have 0. With own seeds the sum is positive; with a shared seed it is as random as one coin."""
+    """Ten clients have 1 and ninety have 0. With own seeds, most sums are positive. With one seed, their signs are random."""
     numel, right = 4000, {}
     for name, seed_of in {"own": lambda client: client, "shared": lambda client: 7}.items():
         tally = torch.zeros(numel)

@@ -1,4 +1,4 @@
-"""TernGrad: the paper's formula, clipping, scales announced by the server, sums of frames, and the length of a frame."""
+"""The codec `terngrad`: its rounding, clipping, announced scales, and the sum of frames."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_rounding_is_unbiased_after_clipping(clip):
 
 
 def test_the_variance_without_clipping_is_declared_and_attained():
-    """The worst case is one spike of 1 over equal values of 1/(1 + √n)."""
+    """The worst case is one coordinate of 1 among n − 1 coordinates of 1/(1 + √n)."""
     c, n = codec("terngrad:clip=0"), 100
     x = torch.full((n,), 1 / (1 + math.sqrt(n)))
     x[0] = 1
@@ -202,7 +202,7 @@ def test_frames_of_zeros_can_be_added_to_any_scale():
 def test_frames_of_different_scales_are_not_added():
     c = codec("terngrad")
     with pytest.raises(
-        FrameError, match="different scales cannot be merged; the server must announce one"
+        FrameError, match="different scales cannot be merged; use --strategy shared-scale"
     ):
         c.merge([c.encode(torch.ones(10)), c.encode(2 * torch.ones(10))])
 

@@ -1,4 +1,4 @@
-"""Selection by a fixed threshold, and Strom's algorithm, which is this codec with a residual memory."""
+"""The codec `threshold`, and Strom's algorithm: this codec with the memory `residual`."""
 
 import numpy as np
 import pytest

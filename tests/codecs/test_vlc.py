@@ -1,4 +1,4 @@
-"""Rotated quantization with entropy coding: the length of frames is near the entropy of their values."""
+"""The codec `vlc`: the length of frames, the error, and invalid frames."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The protocol of a memory: a proposal, then one commit or rollback. Calls out of order are refused without a change of state."""
+"""Properties of every memory: a proposal is followed by one commit or rollback, and errors do not change the state."""
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ NUMEL = 401
 # Codecs that send every coordinate
 DENSE = ("identity", "qsgd:levels=16@layer", "powersgd:rank=1")
 CODECS = (*DENSE, "topk:density=1/10", "stc:density=1/10@layer", "sketch:cells=int8")
+# Memories whose proposals have several frames, with the context of each phase
 IN_PHASES = {
-    "sketched": {  # memories whose proposals have several frames, and the context of each phase
+    "sketched": {
         SKETCH: Context(phase=SKETCH),
         VALUES: Context(
             phase=VALUES,
@@ -40,7 +41,7 @@ def suits(name: str, spec: str) -> bool:
 PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
 every_memory = for_each("name", available_memories())
 every_pair = for_each("name, spec", PAIRS)
-# Each memory with the first and the last of its codecs, which are a dense and a sparse one if it accepts both.
+# Each memory with the first and the last codec in CODECS that it accepts: a dense and a sparse codec, if it accepts both.
 two_each = for_each(
     "name, spec",
     dict.fromkeys(
@@ -50,7 +51,7 @@ two_each = for_each(
         ]
     ),
 )
-# Each memory with one codec, a lossy one if it accepts such, for properties that do not depend on the codec.
+# Each memory with the last codec that it accepts, for properties that do not depend on the codec.
 one_each = for_each("name, spec", [*{pair[0]: pair for pair in PAIRS}.values()])
 
 
@@ -85,7 +86,7 @@ def same_state(a: dict, b: dict) -> bool:
 
 
 def warm(name: str, spec: str) -> Memory:
-    """Return a memory after some proposals."""
+    """Return a memory after three proposals."""
     m = make(name, spec)
     for seed, settle in enumerate((m.commit, m.rollback, m.commit)):
         propose(m, update(seed), seed)

@@ -1,4 +1,4 @@
-"""Low-rank factors with a residual: no update is lost, in one phase or two, wherever a proposal ends."""
+"""The memory `lowrank`: no part of an update is lost, with one or two frames per proposal."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Differences to a shift: client and server have the same shift, whether proposals are committed or rolled back."""
+"""Memories with a shift: client and server have the same shift, whether proposals are committed or rolled back."""
 
 import json
 
@@ -44,7 +44,7 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-def kept(vector: torch.Tensor | None) -> torch.Tensor:
+def or_zeros(vector: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros(NUMEL) if vector is None else vector
 
 
@@ -73,7 +73,7 @@ def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
         if frame is None:
             server.settle([(5, None, fresh)], 1.0)
         elif outcome == "commit":
-            base = kept(None if fresh else server.shift_of(5)).clone()
+            base = or_zeros(None if fresh else server.shift_of(5)).clone()
             estimate = server.estimate(5, sent, fresh)
             torch.testing.assert_close(estimate.dense(), base + sent.dense())
             m.commit()
@@ -81,7 +81,7 @@ def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
             fresh = False
         else:
             m.rollback()
-        assert same_bits(kept(m.shift), kept(None if fresh else server.shift_of(5)))
+        assert same_bits(or_zeros(m.shift), or_zeros(None if fresh else server.shift_of(5)))
 
 
 @for_each("name, spec", PAIRS)
@@ -91,7 +91,7 @@ def test_all_methods_of_an_estimate_agree(name, spec):
     m.commit()
     sent = opened(m, m.propose(update(2), seed=2))
     for estimate in (server.estimate(0, sent, False), server.estimate(0, None, False)):
-        before, total = kept(server.shift_of(0)).clone(), torch.ones(NUMEL)
+        before, total = or_zeros(server.shift_of(0)).clone(), torch.ones(NUMEL)
         estimate.add_to(total, 2.0)
         torch.testing.assert_close(total, 1 + 2 * estimate.dense())
         assert same_bits(torch.from_numpy(estimate.block(7, 40).copy()), estimate.dense()[7:40])
@@ -131,7 +131,7 @@ def test_a_checkpoint_restores_the_shifts(name):
         client for client, _ in server.absent(())
     ]
     for client in (3, 11, 2**63):
-        assert same_bits(kept(restored.shift_of(client)), kept(server.shift_of(client)))
+        assert same_bits(or_zeros(restored.shift_of(client)), or_zeros(server.shift_of(client)))
     assert restored.shift_of(3) is None
 
 
@@ -182,7 +182,7 @@ def test_memories_with_state_only_on_clients_have_no_counterpart():
 
 
 def test_a_late_update_is_scaled_by_the_rate_with_which_it_was_computed():
-    """A round with a tenth of the learning rate accepts an update that was computed with half of it."""
+    """A round with the rate 0.1 accepts an update that a client computed with the rate 0.5."""
     _, server = pair("ef21", "identity")
     taken = codec("identity").open(codec("identity").encode(update(1)), NUMEL)
     server.set_rates(0.1, {3: 0.5})

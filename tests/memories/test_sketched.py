@@ -1,4 +1,4 @@
-"""The two frames of a proposal, a sketch and exact values: only accepted values leave the memory."""
+"""The memory `sketched`: a proposal has two frames, and only accepted values leave the residual."""
 
 import numpy as np
 import pytest
