@@ -180,7 +180,7 @@ def _group_width(count: int, size: int) -> int:
 
 @cache
 def _digits(size: int, limit: int = 1 << 64) -> int:
-    """Return the largest d ≥ 1 for which d digits in base `size` form a number below `limit`."""
+    """Return the largest d ≥ 1 for which every number with d digits in base `size` is below `limit`."""
     digits = 1
     while size ** (digits + 1) <= limit:
         digits += 1

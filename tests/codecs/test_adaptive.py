@@ -7,9 +7,9 @@ import pytest
 import torch
 from cases import for_each
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import Section
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 
 NUMEL = 20_000
@@ -151,22 +151,6 @@ def test_stochastic_levels_minimize_the_variance():
             moved = levels.copy()
             moved[j] *= factor
             assert loss(v, moved, True) > 0.9999 * least
-
-
-def test_residual_accepts_nearest_and_rejects_stochastic():
-    assert memory("residual", ADAPTIVE, 100)
-    with pytest.raises(ConfigError, match="diverges with adaptive"):
-        memory("residual", codec("adaptive:rounding=stochastic"), 100)
-
-
-def test_the_size_of_a_frame_is_near_its_table_and_the_entropy_of_its_codes():
-    x = torch.from_numpy(np.random.default_rng(1).standard_normal(10**6, np.float32))
-    frame = ADAPTIVE.encode(x)
-    shares = (
-        np.unique(ADAPTIVE.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1]
-        / x.numel()
-    )
-    assert len(frame) <= 4 * 16 + 100 + 1.01 * x.numel() / 8 * -(shares * np.log2(shares)).sum()
 
 
 @for_each(

@@ -8,7 +8,7 @@ import torch
 from cases import for_each
 from every_codec import normal, vectors
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import Section
 from fedcomp.kernels import philox
 from fedcomp.layout import Layout
@@ -94,14 +94,6 @@ def test_a_frame_has_at_most_nine_bits_per_coordinate(numel):
         frame = NATURAL.encode(torch.from_numpy(v.astype(np.float32)))
         assert len(frame) <= 9 + 3 + 1 + math.ceil(numel / 8) + numel
     assert numel < 400 or len(frame) < numel  # normal values have few different exponents
-
-
-def test_the_residual_memory_accepts_natural():
-    keeper, x = memory("residual", NATURAL, 1000), normal(1000)
-    for seed in range(30):
-        keeper.propose(x, seed=seed)
-        keeper.commit()
-    assert float(keeper.residual.norm()) < float(x.norm())
 
 
 def refused(body: bytes, numel: int, sentence: str) -> bool:

@@ -228,18 +228,6 @@ def test_no_frame_exceeds_the_declared_size(spec):
             assert len(c.inner.encode(x)) <= longest_frame(c.inner, layout)
 
 
-@every_product
-def test_the_residual_memory_keeps_the_error_of_a_product(spec):
-    c = codec(spec)
-    if c.contraction(NUMEL) is None:
-        return
-    keeper, x = memory("residual", c, NUMEL), normal(NUMEL)
-    arrived = c.decode(keeper.propose(x, seed=4), numel=NUMEL)
-    assert np.array_equal(keeper.sent_positions, c.open(keeper.pending, NUMEL).positions)
-    keeper.commit()
-    assert torch.equal(keeper.residual, x - arrived)
-
-
 @pytest.mark.parametrize(
     ("uplink", "memory_"),
     [

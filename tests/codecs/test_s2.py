@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import reseal, same_bits, vectors
 from test_hostile_frames import peak, read
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs import at_density
 from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.s2 import MAX_BITS, S2, _pack_cells, _size, _unpack_cells
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import SpecError
 from fedcomp.kernels import peeling
 
 NUMEL = 100_000
@@ -215,19 +215,6 @@ def test_the_density_of_a_product_can_be_changed():
     assert codec("topk:density=1%+s2").contraction(1000) == pytest.approx(0.01)
 
 
-def test_the_residual_memory_keeps_values_that_were_not_sent():
-    for spec in (
-        "topk:density=1%+s2",
-        "topk:density=1%+s2:values=int16@layer",
-        "s2:columns=90,values=int16",
-    ):
-        layout = layout_of(1001)
-        keeper, x = memory("residual", codec(spec), 1001, layout), vectors(1001)["normal"]
-        arrived = codec(spec).decode(keeper.propose(x, seed=4), numel=1001, layout=layout)
-        keeper.commit()
-        assert torch.equal(keeper.residual, x - arrived)
-
-
 @for_each(
     "text, says",
     [
@@ -244,14 +231,6 @@ def test_the_residual_memory_keeps_values_that_were_not_sent():
 def test_an_invalid_spec_is_refused_in_one_sentence_with_the_fix(text, says):
     with pytest.raises(SpecError, match=says):
         codec(text)
-
-
-def test_the_residual_memory_refuses_an_unbiased_selection():
-    with pytest.raises(
-        ConfigError,
-        match="use --memory none, or --uplink stc",
-    ):
-        memory("residual", codec("randomk:by=magnitude,scaled=true+s2"), 1001)
 
 
 # Frames that no encoder makes.

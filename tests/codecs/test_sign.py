@@ -6,11 +6,10 @@ import torch
 from cases import for_each
 from every_codec import layout_of, normal, reseal, same_bits, vectors
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs import longest_frame
 from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.update import Bits
-from fedcomp.errors import ConfigError
 from fedcomp.kernels import bits, philox
 
 SIGN = codec("sign")
@@ -90,10 +89,8 @@ def test_a_large_vector_stays_bits_until_it_is_added():
     assert same_bits(total, into + np.float32(0.3) * SIGN.decode(frame, numel=numel))
 
 
-def test_sign_declares_no_contraction_or_variance_and_residual_refuses_it():
+def test_sign_declares_no_contraction_or_variance():
     assert SIGN.contraction(9) is None and SIGN.variance(9) is None and not SIGN.seeded
-    with pytest.raises(ConfigError, match="diverges with sign"):
-        memory("residual", SIGN, 9)
 
 
 @for_each("numel", [1, 8, 9, 401])

@@ -8,10 +8,10 @@ import torch
 from cases import for_each
 from every_codec import layout_of, normal, vectors
 
-from fedcomp import Layout, codec, memory
+from fedcomp import Layout, codec
 from fedcomp.codecs import Context, frame
 from fedcomp.codecs.levels import MAX_MULTIPLE
-from fedcomp.errors import ConfigError, FrameError, ProtocolError, SpecError
+from fedcomp.errors import FrameError, ProtocolError, SpecError
 from fedcomp.kernels import philox
 
 
@@ -92,24 +92,9 @@ def test_any_vector_decodes_to_three_values(kind):
         )
 
 
-def test_the_residual_memory_refuses_terngrad():
-    with pytest.raises(ConfigError, match="diverges with terngrad"):
-        memory("residual", codec("terngrad"), 100)
-
-
 def test_a_negative_clip_is_refused():
     with pytest.raises(SpecError, match="clip is -1; give at least 0"):
         codec("terngrad:clip=-1")
-
-
-def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels():
-    for spec in ("terngrad", "terngrad:clip=0"):
-        c, x = codec(spec), normal(10**6)
-        frame = c.encode(x)
-        shares = (
-            np.unique(c.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
-        )
-        assert len(frame) <= 1.02 * x.numel() / 8 * -(shares * np.log2(shares)).sum() + 100
 
 
 # Scales that the server announces.
