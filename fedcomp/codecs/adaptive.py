@@ -73,34 +73,34 @@ class Adaptive(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         x = x.detach().cpu()
-        placed = self.place(x)
-        codes = rounding.to_levels(x, placed, self.rounding == "nearest", seed)
-        used = rounding.count(codes, placed.size) > 0
+        levels = self.quantization_levels(x)
+        codes = rounding.to_levels(x, levels, self.rounding == "nearest", seed)
+        used = rounding.count(codes, levels.size) > 0
         if not used.all():
-            placed = placed[used]
+            levels = levels[used]
             codes = (used.cumsum() - 1).astype(np.uint8)[codes]
-        body = bytes([placed.size - 1]) + floats.pack(placed, floats.FP32)
-        return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
+        body = bytes([levels.size - 1]) + floats.pack(levels, floats.FP32)
+        return Section(x.numel(), body + wire.pack(codes, levels.size) if levels.size > 1 else body)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         head, data = take(memoryview(section.body), 1)
-        placed, used = floats.unpack(data, head[0] + 1, floats.FP32)
-        expect(bool((placed[1:] > placed[:-1]).all()), "the quantization levels do not ascend")
-        if placed.size == 1:
+        levels, used = floats.unpack(data, head[0] + 1, floats.FP32)
+        expect(bool((levels[1:] > levels[:-1]).all()), "the quantization levels do not ascend")
+        if levels.size == 1:
             expect(len(data) == used, "more bytes follow the only quantization level")
-            return Dense(placed.repeat(numel).astype(np.float32))
-        return Dense(placed.astype(np.float32)[wire.unpack(data[used:], numel, placed.size)])
+            return Dense(levels.repeat(numel).astype(np.float32))
+        return Dense(levels.astype(np.float32)[wire.unpack(data[used:], numel, levels.size)])
 
-    def place(self, x: Tensor) -> np.ndarray:
+    def quantization_levels(self, x: Tensor) -> np.ndarray:
         """Return the quantization levels for a nonempty vector x [n] on the CPU, as float32, ascending."""
         values, counts = rounding.histogram(x)
         if self.rounding == "nearest":
-            placed = _cell_means(values, counts, self.levels, self.placement)
+            levels = _cell_means(values, counts, self.levels, self.placement)
         else:
             ends = rounding.extremes(x)
-            placed = _least_variance(values, counts, ends, self.levels, self.placement)
-        return np.unique(placed.astype(np.float32) + np.float32(0))  # −0 becomes 0
+            levels = _least_variance(values, counts, ends, self.levels, self.placement)
+        return np.unique(levels.astype(np.float32) + np.float32(0))  # −0 becomes 0
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
@@ -119,11 +119,11 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
     cells, sums = _quantiles(values, counts, size), counts * values
     for _ in range(MAX_ITERATIONS):
         totals = np.bincount(cells, counts)
-        placed = np.bincount(cells, sums)[totals > 0] / totals[totals > 0]
-        before, cells = cells, np.searchsorted((placed[1:] + placed[:-1]) / 2, values, side="right")
+        levels = np.bincount(cells, sums)[totals > 0] / totals[totals > 0]
+        before, cells = cells, np.searchsorted((levels[1:] + levels[:-1]) / 2, values, side="right")
         if placement == "quantiles" or np.array_equal(before, cells):
             break
-    return placed
+    return levels
 
 
 def _least_variance(
@@ -138,8 +138,8 @@ def _least_variance(
     totals[np.searchsorted(grid, values.clip(*ends))] = counts
     cells = size - fixed.size + 1
     chosen = np.searchsorted(_quantiles(values, counts, cells), np.arange(1, cells))
-    placed = np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])
-    at = np.unique(np.searchsorted(grid, placed))
+    levels = np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])
+    at = np.unique(np.searchsorted(grid, levels))
     if placement == "lloyd":
         ranks, sums = totals.cumsum(), (totals * grid).cumsum()
         free = np.flatnonzero(~np.isin(grid[at], fixed))

@@ -130,7 +130,7 @@ class Codec(ABC):
         raise NotImplementedError("implement _encode_row or _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
+        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying them. By default, call `_encode_row` for each vector."""
         if not rows[0].numel():
             return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
@@ -147,7 +147,10 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Decode sections. Return a list with an `Update` for each valid section, and a FrameError for each invalid section."""
+        """Decode sections. Return a list with an `Update` for each valid section, and a FrameError for each invalid section.
+
+        By default, call `_decode_row` for each section.
+        """
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -180,7 +183,7 @@ class Codec(ABC):
 
         # If the server announced scales, each call encodes one chunk, because a codec looks up the chunk's scale by `context.section`.
         elements = size if context.announced else STACK_ELEMENTS
-        return b"".join(starmap(encode_stack, stacks(x, size, elements)))
+        return b"".join(starmap(encode_stack, stack_chunks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
         """Decode the result of `_encode_chunks` into an `Update` of a vector [numel]. Raises FrameError."""
@@ -407,7 +410,7 @@ def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
     return [(seed + i) % SEEDS for i in range(first, first + count)]
 
 
-def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
+def stack_chunks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
     """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
     Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is a separate tensor [1, n mod size].

@@ -70,7 +70,7 @@ class Eden(rotated.RotatedCodec):
     def contraction(self, numel: int) -> float | None:
         return DELTAS[self.bits] if self.damped else None
 
-    def head(self) -> int:
+    def first_byte(self) -> int:
         return self.bits
 
     def width(self) -> int:
@@ -85,9 +85,12 @@ class Eden(rotated.RotatedCodec):
         scale = np.divide(*ratio, where=square > 0, out=np.zeros_like(square))
         return codes, [rotated.round_nearest(scale)]
 
-    def table(self, head: int) -> np.ndarray:
-        expect(head in MAGNITUDES, f"the values have {head} bits per coordinate; expected 1 to 4")
-        return values_of(head)
+    def table(self, first_byte: int) -> np.ndarray:
+        expect(
+            first_byte in MAGNITUDES,
+            f"the values have {first_byte} bits per coordinate; expected 1 to 4",
+        )
+        return values_of(first_byte)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,6 @@ class Drive(Eden):
     id = 18
     source = "Vargaftik et al. 2021"
 
-    def table(self, head: int) -> np.ndarray:
-        expect(head == 1, f"the values have {head} bits per coordinate; expected 1")
-        return super().table(head)
+    def table(self, first_byte: int) -> np.ndarray:
+        expect(first_byte == 1, f"the values have {first_byte} bits per coordinate; expected 1")
+        return super().table(first_byte)

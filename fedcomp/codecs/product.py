@@ -79,15 +79,16 @@ class Product(Pair, Selective):
         object.__setattr__(self, "draws", self.first.draws)
 
     def contraction(self, numel: int) -> float | None:
-        first, second = self.first.contraction(numel), contraction(self.second, self.most(numel))
+        first = self.first.contraction(numel)
+        second = contraction(self.second, self.max_count(numel))
         return None if first is None or second is None else first * second
 
     def variance(self, numel: int) -> float | None:
-        first, second = self.first.variance(numel), self.second.variance(self.most(numel))
+        first, second = self.first.variance(numel), self.second.variance(self.max_count(numel))
         return None if first is None or second is None else (1 + first) * (1 + second) - 1
 
     def longest_section(self, numel: int) -> int | None:
-        k = self.most(numel)
+        k = self.max_count(numel)
         first, second = self.first.longest_section(numel), self.second.longest_section(k)
         if first is None or second is None or not isinstance(self.first, DensityCodec):
             return None
@@ -96,11 +97,11 @@ class Product(Pair, Selective):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         return self.first.choose(rows, seeds)
 
-    def most(self, numel: int) -> int:
-        return self.first.most(numel)
+    def max_count(self, numel: int) -> int:
+        return self.first.max_count(numel)
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        return self.first.implied(numel, count, seed)
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
+        return self.first.draw_positions(numel, count, seed)
 
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context

@@ -31,7 +31,7 @@ from ..kernels import rounding
 from ..kernels.parallel import starmap
 from ..layout import Layout
 from . import levels as wire
-from .base import Codec, Context, chunk_seeds, expect, stacks
+from .base import Codec, Context, chunk_seeds, expect, stack_chunks
 from .frame import Section
 from .selection import take
 from .update import Update
@@ -105,7 +105,7 @@ class QSGD(Codec):
         def work(first: int, rows: Tensor) -> list[tuple[np.ndarray, float]]:
             return list(map(self._rounded, rows, chunk_seeds(seed, first, len(rows))))
 
-        rounded = [row for rows in starmap(work, stacks(x, size)) for row in rows]
+        rounded = [row for rows in starmap(work, stack_chunks(x, size)) for row in rows]
         levels, units = zip(*rounded, strict=True)
         body = wire.pack_multiples(np.concatenate(levels), 1.0).body
         return np.array(units, UNIT).tobytes() + body

@@ -78,7 +78,7 @@ class RandomK(selection.DensityCodec):
             return None
         return numel / max(self.count(numel), 1) - 1
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         return self.count(numel) if self.draws else numel
 
     def value_bytes(self, count: int) -> int:
@@ -88,7 +88,7 @@ class RandomK(selection.DensityCodec):
         k = self.count(numel)
         return len(varint(numel)) + 1 + len(varint(k)) + self.value_bytes(k) if self.draws else None
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
         return philox.sample(numel, count, seed, STREAM)
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
@@ -97,7 +97,7 @@ class RandomK(selection.DensityCodec):
         # With by=magnitude, each vector has its own threshold m.
         thresholds = [] if self.draws else [drop_threshold(row, k) for row in rows]
         if self.draws:
-            positions = [self.implied(numel, k, seed) for seed in seeds]
+            positions = [self.draw_positions(numel, k, seed) for seed in seeds]
         else:
             positions = [drop_small(*call) for call in zip(rows, thresholds, seeds, strict=True)]
         counts = np.array([row.size for row in positions], np.int64)
@@ -149,13 +149,13 @@ class RandomK(selection.DensityCodec):
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
         require(alike, "frames of different densities cannot be merged; use one density")
         total = floats.add(read)
-        head = bytes([selection.IMPLIED]) + varint(total.size)
+        head = bytes([selection.DRAWN]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))
 
     def _mergeable_values(self, section: Section) -> np.ndarray:
         first, data = selection.take(memoryview(section.body), 1)
         require(
-            first[0] == selection.IMPLIED,
+            first[0] == selection.DRAWN,
             "only frames with float32 values at positions drawn from the seed can be merged",
         )
         return self._read_drawn(floats.FP32, data, section.count, 0)

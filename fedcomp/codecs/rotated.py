@@ -40,7 +40,7 @@ ReadCodes = Callable[[int, int], np.ndarray]
 class RotatedCodec(Codec):
     """A codec that rotates a vector and quantizes the result.
 
-    Subclasses implement `head`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
+    Subclasses implement `first_byte`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
     """
 
     seeded = True
@@ -49,7 +49,7 @@ class RotatedCodec(Codec):
     code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
-    def head(self) -> int:
+    def first_byte(self) -> int:
         """Return the first byte of the body, from 1 to 255."""
 
     @abstractmethod
@@ -64,8 +64,8 @@ class RotatedCodec(Codec):
         """Return the number of bits of a code, or None if codes have different lengths."""
         return None
 
-    def table(self, head: int) -> np.ndarray:
-        """Return the float32 value of each code. `head`: the first byte of the body. Raises FrameError for an invalid `head`."""
+    def table(self, first_byte: int) -> np.ndarray:
+        """Return the float32 value of each code. Raises FrameError if no body begins with the byte `first_byte`."""
         raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
@@ -73,13 +73,13 @@ class RotatedCodec(Codec):
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
-        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
+        self, first_byte: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
         """Return a function that reads the values of the `count` codes in `data`. Raises FrameError if the codes are invalid.
 
         `is_zero` [count/8]: whether each group of eight codes belongs to a block with scale 0, in which all values must be 0.
         """
-        table = self.table(head)
+        table = self.table(first_byte)
         planes = bit_planes.unpack(data, count, table.size)
         is_invalid = is_zero.any() and planes[:, is_zero].any()
         expect(not is_invalid, "a block with scale 0 has nonzero values")
@@ -110,7 +110,7 @@ class RotatedCodec(Codec):
             values = floats.pack(x.to(torch.float32).cpu().numpy(), floats.FP32)
             return Section(x.numel(), bytes([UNROTATED]) + values)
         numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
-        return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
+        return Section(x.numel(), bytes([self.first_byte()]) + numbers + self.pack_codes(codes))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section

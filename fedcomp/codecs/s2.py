@@ -189,15 +189,16 @@ class SparseS2(Pair):
 
     def contraction(self, numel: int) -> float | None:
         first = self.first.contraction(numel)
-        return None if first is None else first * self.second.contraction(self.first.most(numel))
+        second = self.second.contraction(self.first.max_count(numel))
+        return None if first is None else first * second
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
-        most = self.first.most(numel)
+        max_count = self.first.max_count(numel)
         runs = [split_runs(v.cpu().numpy(), counts) for v in (positions, values)]
         sent = zip(*runs, seeds, strict=True)
-        return [self.second.pack_sparse(at, own, numel, most, seed) for at, own, seed in sent]
+        return [self.second.pack_sparse(at, own, numel, max_count, seed) for at, own, seed in sent]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return self.second._decode_row(section, layout, seed)

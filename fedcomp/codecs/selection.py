@@ -23,14 +23,14 @@ from ..kernels import Chosen, Rows, rice
 from ..kernels import positions as wire
 from ..kernels.parallel import starmap
 from ..layout import Layout
-from .base import SEEDS, Codec, Context, chunk_seeds, expect, stacks
+from .base import SEEDS, Codec, Context, chunk_seeds, expect, stack_chunks
 from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
 # The first byte of a body: the form of the positions in the low bits, and the flag in the two high bits.
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
-IMPLIED = 63  # form of positions that the receiver draws from the seed
+DRAWN = 63  # form of positions that the receiver draws from the seed
 Unpacked = tuple[np.ndarray, int]  # the decoded float32 values, and the number of bytes read
 
 
@@ -43,7 +43,7 @@ class Selective(Codec):
     Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values.
     """
 
-    draws = False  # Positions are drawn from the seed by `implied`, and are not sent
+    draws = False  # Positions are drawn from the seed by `draw_positions`, and are not sent
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Select coordinates of each of m ≥ 1 finite vectors and return their positions."""
@@ -57,11 +57,11 @@ class Selective(Codec):
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         """Return an upper bound of the number of coordinates that are sent for a vector [numel]."""
         return numel
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
         """Draw `count` of the positions 0..numel-1 from the seed. Return them as int64, ascending. Needed only if `draws` is true."""
         raise FrameError(
             f"the frame has no positions, but {self.name} does not draw positions from a seed; use the same codec on both sides"
@@ -90,7 +90,7 @@ class Selective(Codec):
             forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
         for i, (count, (flag, data)) in enumerate(zip(counts.tolist(), sent, strict=True)):
             if count and self.draws:
-                sections[i] = _section(numel, IMPLIED, flag, varint(count), data)
+                sections[i] = _section(numel, DRAWN, flag, varint(count), data)
             elif count:
                 sections[i] = _section(count, forms[i], flag, data, codes[i])
         return sections
@@ -108,9 +108,9 @@ class Selective(Codec):
             try:
                 first, data = take(memoryview(body), 1)
                 form, flag = first[0] & FORM, first[0] >> FLAG_SHIFT
-                if count == numel and form == IMPLIED:
+                if count == numel and form == DRAWN:
                     values = self._read_drawn(flag, data, numel, seed)
-                    opened[i] = Sparse(numel, self.implied(numel, values.size, seed), values)
+                    opened[i] = Sparse(numel, self.draw_positions(numel, values.size, seed), values)
                     continue
                 values, used = self.unpack_values(flag, data, count, seed)
                 read.append((i, count, form, data[used:], values))
@@ -132,7 +132,7 @@ class Selective(Codec):
             starts = np.arange(first, first + len(rows)).repeat(counts) * size
             return positions.cpu().numpy() + starts, counts, values.cpu().numpy()
 
-        found = starmap(work, stacks(x, size))
+        found = starmap(work, stack_chunks(x, size))
         if not sum(counts.sum() for _, counts, _ in found):
             return varint(0)
         positions, counts, values = map(np.concatenate, zip(*found, strict=True))
@@ -212,7 +212,7 @@ class DensityCodec(Selective):
         """Return k, the number of coordinates to send for a vector [numel]."""
         return count_at_density(self.density, numel)
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         return self.count(numel)
 
     @abstractmethod

@@ -9,8 +9,8 @@ and s_r(i) = ±1 is a random sign:
     S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-The decoded vector contains the k largest estimates; all other coordinates are 0. Cells and signs depend only on the seed
-(kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
+The decoded vector contains the k estimates with the largest magnitudes; all other coordinates are 0. Cells and signs depend only on the
+seed (kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
 codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times
 this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
 factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
@@ -215,8 +215,8 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
     """Return the weighted sums of the sketches among the updates.
 
-    Only sketches with the same seed and table shape can be added. There is one sum for each seed and shape, in the order of first
-    occurrence.
+    Sketches are added only if they have the same seed, table shape, vector size and k. There is one sum for each combination of these, in
+    the order of first occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):

@@ -161,17 +161,19 @@ class Memory(ABC):
                 "use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
-        self._commit([self], [self._settle()], [dropped])
+        self._commit([self], [self._take_pending()], [dropped])
         return dropped
 
     @classmethod
     def commit_batch(cls, memories: Sequence["Memory"]) -> None:
         """Commit the pending frames of one or more memories with the same class and codec, which is faster than one at a time."""
-        cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
+        cls._commit(
+            memories, [memory._take_pending() for memory in memories], [None] * len(memories)
+        )
 
     def rollback(self) -> None:
         """Record that the receiver did not accept the pending frame. A memory with a residual sends the update again later."""
-        self._settle()
+        self._take_pending()
         self._rollback()
 
     def reset(self) -> None:
@@ -274,7 +276,7 @@ class Memory(ABC):
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
-    def _settle(self) -> bytes:
+    def _take_pending(self) -> bytes:
         if self.pending is None:
             raise ConfigError(
                 "no proposal is pending; call propose() before commit() or rollback()"

@@ -74,7 +74,7 @@ def test_lloyd_has_a_smaller_expected_error_than_quantiles(rounding, size):
         for placement in ("lloyd", "quantiles"):
             levels = (
                 codec(f"adaptive:rounding={rounding},levels={size},placement={placement}")
-                .place(x)
+                .quantization_levels(x)
                 .astype(np.float64)
             )
             lost.append(loss(x.double().numpy(), levels, rounding == "stochastic"))
@@ -123,7 +123,7 @@ def test_vectors_with_few_distinct_values_are_exact(spec):
 def test_stochastic_rounding_is_unbiased(spec, name):
     v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 60
     x = torch.from_numpy(v.astype(np.float32))
-    levels = codec(spec).place(x).astype(np.float64)
+    levels = codec(spec).quantization_levels(x).astype(np.float64)
     assert levels[0] == v.min() and levels[-1] == v.max() and np.clip(0, v.min(), v.max()) in levels
     cell = np.searchsorted(levels[1:-1], v, side="right")
     variance = (v - levels[cell]) * (levels[cell + 1] - v)
@@ -141,7 +141,7 @@ def test_stochastic_levels_minimize_the_variance():
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
     levels = (
         codec("adaptive:rounding=stochastic,levels=8")
-        .place(torch.from_numpy(v.astype(np.float32)))
+        .quantization_levels(torch.from_numpy(v.astype(np.float32)))
         .astype(np.float64)
     )
 

@@ -177,18 +177,6 @@ def test_an_invalid_mean_is_rejected(spec, value):
     )
 
 
-@for_each("value", [np.nan, np.inf, -np.inf])
-@for_each("spec, start", [("identity", 2), ("topk", 2), ("identity@layer", 4)])
-def test_values_that_are_not_finite_are_rejected(spec, start, value):
-    frame = frame_of(spec, 401, "normal")
-    start += SECTIONS
-    assert not read(
-        spec,
-        reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401),
-        401,
-    )
-
-
 @for_each("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
 def test_unknown_flags_are_rejected(spec):
     frame = frame_of(spec, 401, "normal")

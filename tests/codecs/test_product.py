@@ -153,7 +153,7 @@ def test_attributes_are_derived_from_both_codecs():
         c.contraction(400) == 0.1 * (1 - 2.0**-21)
         and c.variance(400) is None
         and not c.linear
-        and c.most(400) == 40
+        and c.max_count(400) == 40
     )
     both = codec("randomk:density=1/10,scaled=true+natural")
     assert both.contraction(400) is None and both.variance(400) == 10 * 1.125 - 1

@@ -116,9 +116,13 @@ def test_declared_properties_and_memories_that_diverge():
     assert (plain.contraction(100), plain.variance(100)) == (0.1, None)
     assert (scaled.contraction(100), scaled.variance(100)) == (None, 9)
     assert (
-        plain.linear and scaled.linear and plain.seeded and plain.portable and plain.most(100) == 10
+        plain.linear
+        and scaled.linear
+        and plain.seeded
+        and plain.portable
+        and plain.max_count(100) == 10
     )
-    assert codec("randomk:density=1/10,by=magnitude").most(100) == 100
+    assert codec("randomk:density=1/10,by=magnitude").max_count(100) == 100
     for spec in (
         "randomk:scaled=true",
         "randomk:scaled=true,by=magnitude",

@@ -72,13 +72,6 @@ def begins(name: str) -> Context:
     return next(iter(IN_PHASES.get(name, {"train": Context()}).values()))
 
 
-def copied(state: dict) -> dict:
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in state.items()
-    }
-
-
 def same_state(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(
         same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
@@ -121,7 +114,7 @@ def test_the_memory_none_stores_no_copy_of_a_lossless_frame():
 def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
     m = warm(name, spec)
     propose(m, update(8))
-    before = copied(m.state_dict())
+    before = m.state_dict()
     with pytest.raises(ConfigError, match="a proposal is pending"):
         propose(m, update(9))
     with pytest.raises(ConfigError, match="a proposal is pending"):
@@ -132,7 +125,7 @@ def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
 @one_each
 def test_settling_without_a_proposal_is_refused(name, spec):
     for m in (make(name, spec), warm(name, spec)):
-        before = copied(m.state_dict())
+        before = m.state_dict()
         for settle in (m.commit, m.rollback):
             with pytest.raises(ConfigError, match="no proposal is pending"):
                 settle()
@@ -142,7 +135,7 @@ def test_settling_without_a_proposal_is_refused(name, spec):
 @one_each
 def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
     for m in (make(name, spec), warm(name, spec)):
-        x, before = update(8), copied(m.state_dict())
+        x, before = update(8), m.state_dict()
         x[266] = float("nan")
         with pytest.raises(NonFiniteError, match="nan in tensor 'b', element 0"):
             propose(m, x)
@@ -155,7 +148,7 @@ def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
 @one_each
 def test_an_update_of_another_model_is_refused(name, spec):
     m = warm(name, spec)
-    before = copied(m.state_dict())
+    before = m.state_dict()
     for x in (torch.ones(1), torch.ones(NUMEL + 1), torch.ones(1, NUMEL)):
         with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
             propose(m, x)
@@ -182,7 +175,7 @@ def test_sent_positions_are_those_of_the_pending_frame(name, spec):
 def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spec, settle):
     stayed = warm(name, spec)
     propose(stayed, update(8), 8)
-    state = copied(stayed.state_dict())
+    state = stayed.state_dict()
     assert all(
         isinstance(v, bytes) or (v.dtype == torch.float32 and v.shape == (NUMEL,))
         for v in state.values()
@@ -205,7 +198,7 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
     m = warm(name, spec)
     assert "pending" not in m.state_dict()
     propose(m, update(8))
-    m.load_state_dict(copied(warm(name, spec).state_dict()))
+    m.load_state_dict(warm(name, spec).state_dict())
     assert m.pending is None
 
 
@@ -252,7 +245,7 @@ def test_every_memory_is_tested_with_at_least_one_codec(name):
 def test_memories_loaded_from_one_state_share_nothing(name, spec):
     first, second, third = warm(name, spec), make(name, spec), make(name, spec)
     state = first.state_dict()
-    before = copied(state)
+    before = first.state_dict()
     second.load_state_dict(state)
     third.load_state_dict(state)
     for m in (first, second):
