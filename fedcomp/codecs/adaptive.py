@@ -33,7 +33,7 @@ from .. import spec
 from ..kernels import rounding
 from ..layout import Layout
 from . import floats
-from . import levels as wire
+from . import levels as symbols
 from .base import Codec, Context, expect
 from .frame import Section, varint
 from .selection import take
@@ -69,7 +69,7 @@ class Adaptive(Codec):
 
     def longest_section(self, numel: int) -> int:
         table = 1 + floats.size(self.levels, floats.FP32)
-        return len(varint(numel)) + table + wire.packed_bytes(numel, self.levels)
+        return len(varint(numel)) + table + symbols.packed_bytes(numel, self.levels)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         x = x.detach().cpu()
@@ -80,7 +80,9 @@ class Adaptive(Codec):
             levels = levels[used]
             codes = (used.cumsum() - 1).astype(np.uint8)[codes]
         body = bytes([levels.size - 1]) + floats.pack(levels, floats.FP32)
-        return Section(x.numel(), body + wire.pack(codes, levels.size) if levels.size > 1 else body)
+        if levels.size > 1:
+            body += symbols.pack(codes, levels.size)
+        return Section(x.numel(), body)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
@@ -90,7 +92,7 @@ class Adaptive(Codec):
         if levels.size == 1:
             expect(len(data) == used, "more bytes follow the only quantization level")
             return Dense(levels.repeat(numel).astype(np.float32))
-        return Dense(levels.astype(np.float32)[wire.unpack(data[used:], numel, levels.size)])
+        return Dense(levels.astype(np.float32)[symbols.unpack(data[used:], numel, levels.size)])
 
     def quantization_levels(self, x: Tensor) -> np.ndarray:
         """Return the quantization levels for a nonempty vector x [n] on the CPU, as float32, ascending."""

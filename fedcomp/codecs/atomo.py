@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ..errors import SpecError
 from ..kernels import philox
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..layout import Layout
 from . import floats
 from .base import Context, expect
@@ -93,7 +93,9 @@ class Atomo(MatrixCodec):
         expect(flag == ENTRIES, f"the values have the unknown format {flag}")
         values, used = floats.unpack(data, section.count, floats.FP32)
         expect(bool(values.all()), "a value is 0, but atomo sends only nonzero values")
-        positions = wire.unpack(data[used:], section.count, first[0] & FORM, layout.numel)
+        positions = positions_format.unpack(
+            data[used:], section.count, first[0] & FORM, layout.numel
+        )
         return Sparse(layout.numel, positions, values)
 
     def factor(
@@ -120,7 +122,7 @@ class Atomo(MatrixCodec):
         if not positions.size:
             return EMPTY
         values = (x[positions] * np.float64(ONE) / p[positions]).astype(FLOAT)
-        form, code = wire.pack(positions, x.size)
+        form, code = positions_format.pack(positions, x.size)
         head = bytes([form | ENTRIES << FLAG_SHIFT])
         return Section(positions.size, head + values.tobytes() + code)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import rounding
 from ..layout import Layout
-from . import levels as wire
+from . import levels
 from .base import Codec, Context, expect
 from .frame import Section
 from .update import Dense, Update
@@ -42,7 +42,7 @@ class Natural(Codec):
         shift = rounding.max_shift(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
         signs = kernels.pack_signs((x < 0).cpu().numpy() & (codes != 0))
-        return Section(x.numel(), bytes([shift]) + signs + wire.pack(codes, CODES))
+        return Section(x.numel(), bytes([shift]) + signs + levels.pack(codes, CODES))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
@@ -50,7 +50,7 @@ class Natural(Codec):
         valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
         expect(valid, "the list of powers of two ends too early, or has an invalid exponent shift")
         signs = kernels.bits.read_bits(data[1:end], numel)
-        codes = wire.unpack(data[end:], numel, CODES)
+        codes = levels.unpack(data[end:], numel, CODES)
         in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2
         expect(in_range, "the powers of two have an invalid exponent shift")
         return Dense(rounding.from_powers(codes, signs, data[0]))

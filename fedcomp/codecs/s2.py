@@ -45,7 +45,7 @@ from torch import Tensor
 from .. import kernels, spec
 from ..errors import SpecError
 from ..kernels import Rows, peeling, split_runs
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..layout import Layout
 from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
@@ -245,7 +245,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
 
 def _write(body: S2Section, numel: int) -> bytes:
     positions, exponent, table = body
-    form, support = wire.pack(positions, numel)
+    form, support = positions_format.pack(positions, numel)
     bits = 1 + max(int(table.max()), -1 - int(table.min()), 0).bit_length()
     head = varint(positions.size) + bytes([form, len(table)]) + varint(table.shape[1])
     head += np.array(exponent, EXPONENT).tobytes() + bytes([bits])
@@ -271,7 +271,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     expect(in_range, "the exponent or the cell size of the table is out of range")
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, f"the list of positions has the unknown format {form}")
-    positions = wire.unpack(support, count, form, numel)
+    positions = positions_format.unpack(support, count, form, numel)
     table = _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
     return S2Section(positions, exponent, table)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import FrameError, SpecError
 from ..kernels import Chosen, Rows, rice
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..kernels.parallel import starmap
 from ..layout import Layout
 from .base import SEEDS, Codec, Context, chunk_seeds, expect, stack_chunks
@@ -87,7 +87,7 @@ class Selective(Codec):
         sent = self.pack_values(values.cpu().numpy(), counts, seeds, context)
         sections = [EMPTY] * len(rows)
         if not self.draws:
-            forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
+            forms, codes = positions_format.pack_rows(positions.cpu().numpy(), counts, numel)
         for i, (count, (flag, data)) in enumerate(zip(counts.tolist(), sent, strict=True)):
             if count and self.draws:
                 sections[i] = _section(numel, DRAWN, flag, varint(count), data)
@@ -118,7 +118,7 @@ class Selective(Codec):
                 opened[i] = error
         if read:
             places, counts, forms, codes, sent_values = zip(*read, strict=True)
-            rows = wire.unpack_rows(codes, counts, forms, numel)
+            rows = positions_format.unpack_rows(codes, counts, forms, numel)
             for i, row, sent in zip(places, rows, sent_values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
@@ -136,7 +136,7 @@ class Selective(Codec):
         if not sum(counts.sum() for _, counts, _ in found):
             return varint(0)
         positions, counts, values = map(np.concatenate, zip(*found, strict=True))
-        form, code = wire.pack(positions, x.numel())
+        form, code = positions_format.pack(positions, x.numel())
         some = np.flatnonzero(counts)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
         flag, sent = self.pack_chunks(values, counts[some], seeds, context)
@@ -154,7 +154,7 @@ class Selective(Codec):
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)
-        positions = wire.unpack(code, count, first[0] & FORM, numel)
+        positions = positions_format.unpack(code, count, first[0] & FORM, numel)
         some, counts = np.unique(positions // size, return_counts=True)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
         flag = first[0] >> FLAG_SHIFT

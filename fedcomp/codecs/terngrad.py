@@ -25,9 +25,17 @@ from .. import kernels, spec
 from ..errors import ProtocolError
 from ..kernels import rounding
 from ..layout import Layout
-from . import levels as wire
 from .base import Codec, Context, require
 from .frame import Section
+from .levels import (
+    LARGEST,
+    MAX_MULTIPLE,
+    max_multiples_bytes,
+    open_multiples,
+    pack_multiples,
+    round_down,
+    unpack_multiples,
+)
 from .update import Update
 
 SCALE = np.dtype("<f4")  # format of an announced scale
@@ -51,24 +59,24 @@ class TernGrad(Codec):
         return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:
-        return wire.max_multiples_bytes(numel, 1)
+        return max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
         """Return the scale s of x, a float32 number. The strategy `shared-scale` sends it to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
-        return min(largest, wire.round_down(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
+        return min(largest, round_down(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         own = self.scale(x)
         scale = _announced(context, own)
         if not own or not scale:
-            return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
-        return wire.pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
+            return pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
+        return pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return wire.open_multiples(section)
+        return open_multiples(section)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         count, scales = sections[0].count, set()
@@ -76,7 +84,7 @@ class TernGrad(Codec):
         require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         total = np.zeros(count, np.int32)
         for section in sections if count else ():
-            symbols, top, scale = wire.unpack_multiples(section)
+            symbols, top, scale = unpack_multiples(section)
             if top:
                 total += symbols
                 total -= top
@@ -87,12 +95,12 @@ class TernGrad(Codec):
         require(len(scales) == 1, problem)
         (scale,) = scales
         top = int(np.abs(total).max())
-        is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
+        is_finite = top <= MAX_MULTIPLE and top * scale <= LARGEST
         require(
             is_finite,
-            f"the sum of the frames is not finite, or exceeds {wire.MAX_MULTIPLE} times their scale",
+            f"the sum of the frames is not finite, or exceeds {MAX_MULTIPLE} times their scale",
         )
-        return wire.pack_multiples(total.astype(np.int16), scale)
+        return pack_multiples(total.astype(np.int16), scale)
 
 
 def _announced(context: Context, own: float) -> float:
