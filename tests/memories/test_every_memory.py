@@ -31,14 +31,14 @@ def make(name: str, spec: str) -> Memory:
     return memory(name, codec(spec), NUMEL, layout_of(NUMEL))
 
 
-def suits(name: str, spec: str) -> bool:
+def accepts(name: str, spec: str) -> bool:
     try:
         return bool(make(name, spec))
     except ConfigError:
         return False
 
 
-PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
+PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if accepts(name, spec)]
 every_memory = for_each("name", available_memories())
 every_pair = for_each("name, spec", PAIRS)
 # Each memory with the first and the last codec in CODECS that it accepts: a dense and a sparse codec, if it accepts both.
@@ -61,14 +61,14 @@ def update(seed: int) -> torch.Tensor:
 
 def propose(m: Memory, x: torch.Tensor, seed: int = 0) -> bytes:
     """Return the first frame of a proposal."""
-    return m.propose(x, seed=seed, context=begins(m.name))
+    return m.propose(x, seed=seed, context=first_context(m.name))
 
 
 def propose_batch(memories: list[Memory], x: torch.Tensor, seeds: list[int]) -> list:
-    return type(memories[0]).propose_batch(memories, x, seeds, begins(memories[0].name))
+    return type(memories[0]).propose_batch(memories, x, seeds, first_context(memories[0].name))
 
 
-def begins(name: str) -> Context:
+def first_context(name: str) -> Context:
     return next(iter(IN_PHASES.get(name, {"train": Context()}).values()))
 
 
@@ -78,7 +78,7 @@ def same_state(a: dict, b: dict) -> bool:
     )
 
 
-def warm(name: str, spec: str) -> Memory:
+def after_proposals(name: str, spec: str) -> Memory:
     """Return a memory after three proposals."""
     m = make(name, spec)
     for seed, settle in enumerate((m.commit, m.rollback, m.commit)):
@@ -112,7 +112,7 @@ def test_the_memory_none_stores_no_copy_of_a_lossless_frame():
 
 @one_each
 def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
-    m = warm(name, spec)
+    m = after_proposals(name, spec)
     propose(m, update(8))
     before = m.state_dict()
     with pytest.raises(ConfigError, match="a proposal is pending"):
@@ -124,7 +124,7 @@ def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
 
 @one_each
 def test_settling_without_a_proposal_is_refused(name, spec):
-    for m in (make(name, spec), warm(name, spec)):
+    for m in (make(name, spec), after_proposals(name, spec)):
         before = m.state_dict()
         for settle in (m.commit, m.rollback):
             with pytest.raises(ConfigError, match="no proposal is pending"):
@@ -134,7 +134,7 @@ def test_settling_without_a_proposal_is_refused(name, spec):
 
 @one_each
 def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
-    for m in (make(name, spec), warm(name, spec)):
+    for m in (make(name, spec), after_proposals(name, spec)):
         x, before = update(8), m.state_dict()
         x[266] = float("nan")
         with pytest.raises(NonFiniteError, match="nan in tensor 'b', element 0"):
@@ -147,7 +147,7 @@ def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
 
 @one_each
 def test_an_update_of_another_model_is_refused(name, spec):
-    m = warm(name, spec)
+    m = after_proposals(name, spec)
     before = m.state_dict()
     for x in (torch.ones(1), torch.ones(NUMEL + 1), torch.ones(1, NUMEL)):
         with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
@@ -159,7 +159,7 @@ def test_an_update_of_another_model_is_refused(name, spec):
 
 @every_pair
 def test_sent_positions_are_those_of_the_pending_frame(name, spec):
-    m, layout = warm(name, spec), layout_of(NUMEL)
+    m, layout = after_proposals(name, spec), layout_of(NUMEL)
     assert m.sent_positions.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
     read = (
@@ -173,7 +173,7 @@ def test_sent_positions_are_those_of_the_pending_frame(name, spec):
 @one_each
 @for_each("settle", ["commit", "rollback"])
 def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spec, settle):
-    stayed = warm(name, spec)
+    stayed = after_proposals(name, spec)
     propose(stayed, update(8), 8)
     state = stayed.state_dict()
     assert all(
@@ -195,10 +195,10 @@ def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spe
 
 @one_each
 def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
-    m = warm(name, spec)
+    m = after_proposals(name, spec)
     assert "pending" not in m.state_dict()
     propose(m, update(8))
-    m.load_state_dict(warm(name, spec).state_dict())
+    m.load_state_dict(after_proposals(name, spec).state_dict())
     assert m.pending is None
 
 
@@ -206,7 +206,13 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 def test_memories_of_a_stack_behave_like_single_ones(name, spec):
     dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (
-        [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
+        [
+            make(name, spec),
+            after_proposals(name, spec),
+            make(name, spec),
+            after_proposals(name, spec),
+        ]
+        for _ in range(2)
     )
     for round in range(3):
         x = torch.stack([update(10 * round + i) for i in range(4)]).to(dtype)
@@ -243,7 +249,7 @@ def test_every_memory_is_tested_with_at_least_one_codec(name):
 
 @one_each
 def test_memories_loaded_from_one_state_share_nothing(name, spec):
-    first, second, third = warm(name, spec), make(name, spec), make(name, spec)
+    first, second, third = after_proposals(name, spec), make(name, spec), make(name, spec)
     state = first.state_dict()
     before = first.state_dict()
     second.load_state_dict(state)

@@ -20,7 +20,7 @@ LAYOUT = layout_of(NUMEL)
 NAMES = ("ef21", "diana", "laq:patience=1", "laq:errors=0,patience=2")
 
 
-def suits(name: str, spec: str) -> bool:
+def accepts(name: str, spec: str) -> bool:
     try:
         return bool(memory(name, codec(spec), NUMEL, LAYOUT))
     except ConfigError:
@@ -31,11 +31,11 @@ PAIRS = [
     (name, spec)
     for name in NAMES
     for spec in (*available_codecs(), "stc@layer", "natural@layer")
-    if suits(name, spec)
+    if accepts(name, spec)
 ]
 
 
-def pair(name: str, spec: str) -> tuple[Memory, Counterpart]:
+def client_and_server(name: str, spec: str) -> tuple[Memory, Counterpart]:
     m = memory(name, codec(spec), NUMEL, LAYOUT)
     return m, m.counterpart(m)
 
@@ -57,7 +57,7 @@ outcomes = st.sampled_from(["commit", "commit", "rollback", "not finite", "reset
 
 @given(st.sampled_from(PAIRS), st.lists(outcomes, max_size=12))
 def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
-    m, server = pair(*pair_)
+    m, server = client_and_server(*pair_)
     fresh = True
     for seed, outcome in enumerate(rounds):
         if outcome == "reset":
@@ -86,7 +86,7 @@ def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
 
 @for_each("name, spec", PAIRS)
 def test_all_methods_of_an_estimate_agree(name, spec):
-    m, server = pair(name, spec)
+    m, server = client_and_server(name, spec)
     server.settle([(0, opened(m, m.propose(update(1), seed=1)), True)], 0.0)
     m.commit()
     sent = opened(m, m.propose(update(2), seed=2))
@@ -106,7 +106,7 @@ def test_all_methods_of_an_estimate_agree(name, spec):
 
 @for_each("name", NAMES)
 def test_a_checkpoint_restores_the_shifts(name):
-    m, server = pair(name, "identity")
+    m, server = client_and_server(name, "identity")
     written: dict[str, torch.Tensor | bytes | None] = {}
 
     def write() -> set[str]:
@@ -124,7 +124,7 @@ def test_a_checkpoint_restores_the_shifts(name):
     assert write() == {"11"} and CLIENTS not in written
     server.settle([(3, None, True)], 0.5)  # starts without state, and has no frame
     assert write() == set() and json.loads(written[CLIENTS]) == [11, 2**63]
-    _, restored = pair(name, "identity")
+    _, restored = client_and_server(name, "identity")
     restored.restore(written.get, written.get)
     assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
     assert [client for client, _ in restored.absent(())] == [
@@ -139,7 +139,9 @@ def test_a_checkpoint_restores_the_shifts(name):
 def test_a_damaged_checkpoint_raises_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
-            pair(name, "identity")[1].restore(lambda key: None, lambda key, data=damaged: data)
+            client_and_server(name, "identity")[1].restore(
+                lambda key: None, lambda key, data=damaged: data
+            )
 
 
 @for_each("name", NAMES)
@@ -183,7 +185,7 @@ def test_memories_with_state_only_on_clients_have_no_counterpart():
 
 def test_a_late_update_is_scaled_by_the_rate_with_which_it_was_computed():
     """A round with the rate 0.1 accepts an update that a client computed with the rate 0.5."""
-    _, server = pair("ef21", "identity")
+    _, server = client_and_server("ef21", "identity")
     taken = codec("identity").open(codec("identity").encode(update(1)), NUMEL)
     server.set_rates(0.1, {3: 0.5})
     server.settle([(3, taken, True)], 0.0)
