@@ -16,8 +16,8 @@ from fedcomp import Layout, available_codecs, codec
 from fedcomp.codecs import Chunked, Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
-MANY = 12  # number of variants above which most are tested with one density only
-MOST = 255 * 2.0**120  # the largest bfloat16
+MANY = 12  # above this number of variants, most are tested with only one density
+MAX_BF16 = 255 * 2.0**120  # the largest bfloat16
 NEAREST = "qsgd:norm=max,rounding=nearest"
 PRODUCTS = [
     "topk:density=1/10+fp16",
@@ -36,7 +36,7 @@ def built_in_codecs() -> dict[str, type[Codec]]:
 def variants(name: str) -> list[str]:
     """Return spec strings of a codec: its defaults, and all combinations of options that have a list of choices.
 
-    Densities are DENSITIES. With more than MANY variants, most have one density only.
+    Densities are DENSITIES. If there are more than MANY variants, most are included with only one density.
     """
     cls = available_codecs()[name]
     hints = typing.get_type_hints(cls)
@@ -83,7 +83,7 @@ ONE_EACH += ["stc@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "identity@
 
 
 def with_large_chunks(spec: str) -> str:
-    """Return a spec with larger chunks, for long vectors. Encoding them in chunks of 16 is slow."""
+    """Return a spec with larger chunks, because encoding long vectors in chunks of 16 is slow."""
     return spec.replace("@chunk=16", "@chunk=4096")
 
 
@@ -126,8 +126,12 @@ def vectors(numel: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(v.astype(np.float32)) for name, v in found.items()}
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
 def expected(c: Codec, x: Tensor, layout: Layout) -> np.ndarray:
-    """Return the reference result C(x), float32, from the formulas in the papers and a full sort."""
+    """Return C(x), float32, computed with the formulas of the papers and a full sort."""
     v = x.to(torch.float32).numpy()
     if isinstance(c, LayerWise):
         return np.concatenate([ORACLES[c.name](c.inner, v[e.span]) for e in layout])
@@ -142,17 +146,17 @@ def identity(c: Codec, v: np.ndarray) -> np.ndarray:
 
 
 def half(c: Codec, v: np.ndarray) -> np.ndarray:
-    """Round to 11 significant bits, and to fewer for values below 2⁻²⁹ of the largest. Computed in float64, with no other rounding."""
+    """Round to 11 significant bits, or to fewer for values below 2⁻²⁹ times the largest. Computed in float64."""
     top = np.float64(abs(v).max(initial=0))
     unit = 2.0 ** (np.floor(np.log2(top)) - 14) if top else 1.0
     return ((v / unit).clip(-32752, 32752).astype(np.float16) * unit).astype(np.float32)
 
 
 def bf16(c: Codec, v: np.ndarray) -> np.ndarray:
-    """Round to 8 significant bits, ties to even, and to fewer far below the largest value. Computed in float64, with no other rounding."""
+    """Round to 8 significant bits, ties to even, or to fewer for values far below the largest. Computed in float64."""
     exponents = np.frexp(v.astype(np.float64))[1]
     units = 2.0 ** (np.maximum(exponents, exponents.max(initial=-148) - 253) - 8)
-    return (np.round(v / units) * units).clip(-MOST, MOST).astype(np.float32)
+    return (np.round(v / units) * units).clip(-MAX_BF16, MAX_BF16).astype(np.float32)
 
 
 def topk(c: Codec, v: np.ndarray) -> np.ndarray:
@@ -163,13 +167,13 @@ def topk(c: Codec, v: np.ndarray) -> np.ndarray:
 def four_means(c: Codec, v: np.ndarray) -> np.ndarray:
     """Replace each value by the mean of its bin, rounded to 8 significant bits.
 
-    There are four bins. The second and the third are 1.5 standard deviations wide, and the third has the mean of all values in its centre.
+    There are four bins. The second and the third bin are 1.5 standard deviations wide, and the third is centered at the mean of all values.
     """
     centered = v.astype(np.float64) - mean(v)
     deviation = math.sqrt(mean(centered * centered) * v.size / max(v.size - 1, 1))
     places = (np.rint(centered / (1.5 * deviation or 1)) + 2).clip(0, 3)
     means = np.array([mean(v[places == place]) for place in places], np.float32)
-    return torch.from_numpy(means).bfloat16().float().clamp(-MOST, MOST).numpy()
+    return torch.from_numpy(means).bfloat16().float().clamp(-MAX_BF16, MAX_BF16).numpy()
 
 
 def stc(c: Codec, v: np.ndarray) -> np.ndarray:
@@ -203,7 +207,7 @@ def threshold(c: Codec, v: np.ndarray) -> np.ndarray:
 def s2(c: Codec, v: np.ndarray) -> np.ndarray:
     """Round to multiples of a power of two.
 
-    Values have as many bits as their sum leaves of 62 bits, and at most the bits of the option `values`.
+    The number of bits of a value is limited by the option `values`, and such that the sum of all values has at most 62 bits.
     """
     if hasattr(c, "first"):
         at = largest(abs(v), count(c.first, v.size))

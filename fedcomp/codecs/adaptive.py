@@ -12,19 +12,14 @@ variance of the rounding error. The best position of a level between its neighbo
 up to c: the position is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. If there are many levels, placement=quantiles minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
+values. For a large number of levels, these levels minimize the squared error (Panter and Dite, "Quantization distortion in pulse-count
 modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
 because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
 the levels of placement=quantiles and improves these levels iteratively.
 
-With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
-the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
-
-Format of the body (see codecs/frame.py):
-
-    the number of levels minus one, in one byte;
-    the levels that occur, as float32, ascending;
-    the index of each coordinate's level (see codecs/levels.py), omitted if the frame has only one level.
+With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has no larger squared error than
+rounding the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for
+TernGrad.
 """
 
 import math
@@ -38,7 +33,7 @@ from .. import spec
 from ..kernels import rounding
 from ..layout import Layout
 from . import floats
-from . import levels as wire
+from . import levels as symbols
 from .base import Codec, Context, expect
 from .frame import Section, varint
 from .selection import take
@@ -74,38 +69,40 @@ class Adaptive(Codec):
 
     def longest_section(self, numel: int) -> int:
         table = 1 + floats.size(self.levels, floats.FP32)
-        return len(varint(numel)) + table + wire.packed_bytes(numel, self.levels)
+        return len(varint(numel)) + table + symbols.packed_bytes(numel, self.levels)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         x = x.detach().cpu()
-        placed = self.place(x)
-        codes = rounding.to_levels(x, placed, self.rounding == "nearest", seed)
-        used = rounding.count(codes, placed.size) > 0
+        levels = self.quantization_levels(x)
+        codes = rounding.to_levels(x, levels, self.rounding == "nearest", seed)
+        used = rounding.count(codes, levels.size) > 0
         if not used.all():
-            placed = placed[used]
+            levels = levels[used]
             codes = (used.cumsum() - 1).astype(np.uint8)[codes]
-        body = bytes([placed.size - 1]) + floats.pack(placed, floats.FP32)
-        return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
+        body = bytes([levels.size - 1]) + floats.pack(levels, floats.FP32)
+        if levels.size > 1:
+            body += symbols.pack(codes, levels.size)
+        return Section(x.numel(), body)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         head, data = take(memoryview(section.body), 1)
-        placed, used = floats.unpack(data, head[0] + 1, floats.FP32)
-        expect(bool((placed[1:] > placed[:-1]).all()), "the quantization levels do not ascend")
-        if placed.size == 1:
+        levels, used = floats.unpack(data, head[0] + 1, floats.FP32)
+        expect(bool((levels[1:] > levels[:-1]).all()), "the quantization levels do not ascend")
+        if levels.size == 1:
             expect(len(data) == used, "more bytes follow the only quantization level")
-            return Dense(placed.repeat(numel).astype(np.float32))
-        return Dense(placed.astype(np.float32)[wire.unpack(data[used:], numel, placed.size)])
+            return Dense(levels.repeat(numel).astype(np.float32))
+        return Dense(levels.astype(np.float32)[symbols.unpack(data[used:], numel, levels.size)])
 
-    def place(self, x: Tensor) -> np.ndarray:
+    def quantization_levels(self, x: Tensor) -> np.ndarray:
         """Return the quantization levels for a nonempty vector x [n] on the CPU, as float32, ascending."""
         values, counts = rounding.histogram(x)
         if self.rounding == "nearest":
-            placed = _cell_means(values, counts, self.levels, self.placement)
+            levels = _cell_means(values, counts, self.levels, self.placement)
         else:
             ends = rounding.extremes(x)
-            placed = _least_variance(values, counts, ends, self.levels, self.placement)
-        return np.unique(placed.astype(np.float32) + np.float32(0))  # −0 becomes 0
+            levels = _least_variance(values, counts, ends, self.levels, self.placement)
+        return np.unique(levels.astype(np.float32) + np.float32(0))  # −0 becomes 0
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
@@ -124,11 +121,11 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
     cells, sums = _quantiles(values, counts, size), counts * values
     for _ in range(MAX_ITERATIONS):
         totals = np.bincount(cells, counts)
-        placed = np.bincount(cells, sums)[totals > 0] / totals[totals > 0]
-        before, cells = cells, np.searchsorted((placed[1:] + placed[:-1]) / 2, values, side="right")
+        levels = np.bincount(cells, sums)[totals > 0] / totals[totals > 0]
+        before, cells = cells, np.searchsorted((levels[1:] + levels[:-1]) / 2, values, side="right")
         if placement == "quantiles" or np.array_equal(before, cells):
             break
-    return placed
+    return levels
 
 
 def _least_variance(
@@ -143,14 +140,14 @@ def _least_variance(
     totals[np.searchsorted(grid, values.clip(*ends))] = counts
     cells = size - fixed.size + 1
     chosen = np.searchsorted(_quantiles(values, counts, cells), np.arange(1, cells))
-    placed = np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])
-    at = np.unique(np.searchsorted(grid, placed))
+    levels = np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])
+    at = np.unique(np.searchsorted(grid, levels))
     if placement == "lloyd":
         ranks, sums = totals.cumsum(), (totals * grid).cumsum()
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            # Levels with even and with odd indices move in turn, so that the neighbors of a moving level stay in place.
+            # Move the levels with even indices, and then those with odd indices, so that the neighbors of a moving level stay in place.
             for parity in (0, 1):
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]

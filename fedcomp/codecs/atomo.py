@@ -21,9 +21,8 @@ uniform random number r in [0, 1). Because the atoms are orthogonal, C(x) has th
 independently. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would otherwise exceed the range of
-float32. With atoms=singular, tensors with fewer than two dimensions are sent uncompressed. A matrix is also sent uncompressed if its two
-factors would contain at least as many numbers as the matrix. The singular value decomposition takes seconds for a matrix with thousands of
-rows and columns.
+float32. With atoms=singular, tensors with fewer than two dimensions are sent as values, and so are some matrices (codecs/matrices.py). The
+singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -36,12 +35,13 @@ from torch import Tensor
 
 from ..errors import SpecError
 from ..kernels import philox
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..layout import Layout
 from . import floats
 from .base import Context, expect
 from .frame import EMPTY, Section
-from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec
+from .levels import LARGEST
+from .matrices import FLOAT, MAX_RANK, MatrixCodec
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
@@ -85,7 +85,7 @@ class Atomo(MatrixCodec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         if not section.count:
-            return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return Sparse.zero(layout.numel)
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
@@ -93,7 +93,9 @@ class Atomo(MatrixCodec):
         expect(flag == ENTRIES, f"the values have the unknown format {flag}")
         values, used = floats.unpack(data, section.count, floats.FP32)
         expect(bool(values.all()), "a value is 0, but atomo sends only nonzero values")
-        positions = wire.unpack(data[used:], section.count, first[0] & FORM, layout.numel)
+        positions = positions_format.unpack(
+            data[used:], section.count, first[0] & FORM, layout.numel
+        )
         return Sparse(layout.numel, positions, values)
 
     def factor(
@@ -120,7 +122,7 @@ class Atomo(MatrixCodec):
         if not positions.size:
             return EMPTY
         values = (x[positions] * np.float64(ONE) / p[positions]).astype(FLOAT)
-        form, code = wire.pack(positions, x.size)
+        form, code = positions_format.pack(positions, x.size)
         head = bytes([form | ENTRIES << FLAG_SHIFT])
         return Section(positions.size, head + values.tobytes() + code)
 
@@ -129,11 +131,9 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probability of drawing each atom, as int64 [k] in units of 2⁻³².
+    """Return the probability of drawing each atom that minimizes the variance, as int64 [k] in units of 2⁻³².
 
-    The probabilities minimize the variance if `budget` atoms are drawn on average.
-
-    `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k].
+    `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k]. `budget`: the mean number of atoms to draw.
     """
     remaining, certain, tau = budget, sizes < 0, 0.0
     while (total := float(sizes[~certain].sum())) and remaining > 0:

@@ -1,4 +1,4 @@
-"""The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame again, without keeping any state.
+"""The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame. A codec has no state.
 
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    # Names and shapes of the encoded tensors: all tensors of the model, one tensor, or one chunk.
+    # Names and shapes of the tensors in the encoded vector: all tensors of the model, or one tensor (@layer), or one chunk (@chunk).
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
@@ -49,9 +49,9 @@ class Context:
     rate: float = 1.0  # learning rate of the current round, divided by --lr
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy of the context whose moments are those of the update at `index` in a batch.
+        """Return a copy with the moments of the update at `index` in a batch.
 
-        If `index` is None, the moments of one update [n] become a batch [1, n].
+        If `index` is None, the copy has the moments of a batch with one update: [1, n] instead of [n].
         """
         if self.moments is None:
             return self
@@ -61,8 +61,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# A large batch is encoded in groups, to limit the memory for temporary arrays. A group has one large vector, or vectors with at most
-# SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
+# A batch is encoded in groups, to limit the memory for temporary arrays. A group is one large vector (`kernels.are_large`), or several
+# vectors with at most SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -82,7 +82,7 @@ class Codec(ABC):
     shares_seed: ClassVar[bool] = False
     portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
-    # The coordinate count in a section always equals the size of the vector.
+    # The coordinate count of a section is always the size of its vector; decoding raises FrameError for any other count.
     whole: ClassVar[bool] = False
     # Contraction factor δ and variance bound ω, if constant. Codecs with other factors or bounds override `contraction` or `variance`.
     delta: ClassVar[float | None] = None
@@ -125,12 +125,12 @@ class Codec(ABC):
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         """Encode one finite, nonempty vector x [n] as a section, without modifying x.
 
-        `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` is called with the same seed.
+        `seed`: from 0 to 2⁶⁴ − 1. If the codec is `seeded`, `_decode_row` gets the same seed.
         """
         raise NotImplementedError("implement _encode_row or _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
+        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying them. By default, call `_encode_row` for each vector."""
         if not rows[0].numel():
             return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
@@ -147,7 +147,10 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Decode sections. Return a list with an `Update` for each valid section, and a FrameError for each invalid section."""
+        """Decode sections. Return a list with an `Update` for each valid section, and a FrameError for each invalid section.
+
+        By default, call `_decode_row` for each section.
+        """
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -166,15 +169,12 @@ class Codec(ABC):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         """Return a section that encodes the sum of the vectors in `sections`.
 
-        The coordinate count in a section of a linear codec is the size of the vector.
+        The coordinate counts of all these sections must be the sizes of their vectors, because `merge` reads the sizes from the counts.
         """
         raise NotImplementedError("implement _merge_sections")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
-        """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
-
-        Codecs that encode all chunks jointly override this method.
-        """
+        """Encode a finite vector x [n] in chunks of `size` coordinates. Codecs that encode all chunks jointly override this method."""
 
         def encode_stack(first: int, rows: Tensor) -> bytes:
             own = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
@@ -183,10 +183,10 @@ class Codec(ABC):
 
         # If the server announced scales, each call encodes one chunk, because a codec looks up the chunk's scale by `context.section`.
         elements = size if context.announced else STACK_ELEMENTS
-        return b"".join(starmap(encode_stack, stacks(x, size, elements)))
+        return b"".join(starmap(encode_stack, stack_chunks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
-        """Decode the body of a frame with chunks of `size` coordinates into an `Update` of a vector [numel]. Raises FrameError."""
+        """Decode the result of `_encode_chunks` into an `Update` of a vector [numel]. Raises FrameError."""
         edges = [*range(0, numel, size), numel]
         seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
         for begin, end in pairwise(edges):
@@ -247,7 +247,7 @@ class Codec(ABC):
         return list(itertools.chain.from_iterable(frames))
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """Decode a frame into an `Update`, a compact form of the vector, such as its nonzeros.
+        """Decode a frame into an `Update`, which represents the vector compactly, such as by its nonzeros.
 
         Raises FrameError unless `data` is exactly one valid frame of this codec for a vector with `numel` elements.
         """
@@ -322,15 +322,15 @@ class Codec(ABC):
 
         Raises FrameError unless all frames have the same vector size, scope and seed.
 
-        If neither `numel` nor `layout` is given, the size of the vector is read from the first frame. If a sender is not trusted, give
-        `numel` or `layout`, so that a frame that states another size is rejected.
+        By default, the size of the vector is read from the first frame. If senders are not trusted, give `numel` or `layout`, so that
+        frames of any other size are rejected.
         """
         if not self.linear:
             raise ConfigError(
                 f"frames of {self} cannot be merged; use a linear codec, such as identity"
             )
         if not frames:
-            raise ConfigError("merge needs at least one frame")
+            raise ConfigError("`frames` is empty; give at least one frame")
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
         expected = numel if layout is None else layout.numel
         fits = expected in (None, claimed)
@@ -339,7 +339,9 @@ class Codec(ABC):
         opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         alike = len(scopes) == len(seeds) == 1
-        require(alike, "frames of different scopes or seeds cannot be merged")
+        require(
+            alike, "frames of different scopes or seeds cannot be merged; use one codec and seed"
+        )
         columns = zip(*(sections for _, sections in opened), strict=True)
         merged = [self._merge_sections([section for _, section in column]) for column in columns]
         seed = seeds.pop() if self.seeded else None
@@ -353,7 +355,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Encode vectors together and return their frames. A vector that is not finite gives a NonFiniteError instead of a frame."""
+        """Implement `encode_batch` for one group of vectors."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -389,8 +391,7 @@ def at_density(codec: Codec, density: float) -> Codec:
         raise ConfigError(
             f"{codec} has no option density, so its density cannot be changed; use a codec with this option, such as stc or topk"
         )
-    changed: dict[str, Any] = {"density": density}
-    return replace(codec, **changed)
+    return replace(codec, **{"density": density})
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
@@ -409,7 +410,7 @@ def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
     return [(seed + i) % SEEDS for i in range(first, first + count)]
 
 
-def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
+def stack_chunks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
     """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
     Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is a separate tensor [1, n mod size].
@@ -435,12 +436,9 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
     """Raise ConfigError unless x is dense and one-dimensional, has a dtype in PRECISIONS, and has as many elements as the layout."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        is_tensor = isinstance(x, Tensor)
-        given = (
-            f"has the layout {x.layout} on {x.device}" if is_tensor else f"is a {type(x).__name__}"
-        )
+        given = f"{x.layout} tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__
         raise ConfigError(
-            f"x {given}, but a codec encodes a dense torch tensor; give a dense tensor"
+            f"x is a {given}, but a codec encodes a dense torch tensor; give a dense tensor"
         )
     if x.dim() != 1:
         raise ConfigError(
@@ -470,12 +468,15 @@ def checked_batch(
         check_vector(row, layout)
         alike.add((row.shape, row.device, row.dtype))
     if len(alike) > 1:
-        raise ConfigError("encode_batch needs vectors of one size, dtype and device")
+        given = ", ".join(sorted(f"{dtype} {list(s)} on {device}" for s, device, dtype in alike))
+        raise ConfigError(
+            f"the vectors are {given}; encode_batch needs vectors of one size, dtype and device"
+        )
     for total in onto or ():
         if (total.shape, total.device, x[0].dtype) not in alike or total.dtype != torch.float32:
             given = f"{total.dtype} {list(total.shape)} on {total.device}"
             raise ConfigError(
-                f"`onto` has {given}; give float32 tensors of the shape and device of x"
+                f"`onto` contains {given}; give float32 tensors with the shape and the device of x"
             )
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 

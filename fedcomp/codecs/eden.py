@@ -10,29 +10,17 @@ The decoded vector C(x) is computed as follows:
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
 DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased. Its relative error E‖x − C(x)‖²/‖x‖² is, for large
-d:
+d, 0.571 with one bit, 0.133 with two bits, 0.036 with three bits and 0.0096 with four bits. Averaging the vectors of m clients divides the
+relative error by about m.
 
-    one bit: 0.571;
-    two bits: 0.133;
-    three bits: 0.036;
-    four bits: 0.0096.
-
-Averaging the vectors of m clients divides the relative error by about m.
-
-The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here, R is a randomized Hadamard rotation
-(kernels/hadamard.py) of blocks of d ≤ 2¹⁴ coordinates, and each block has its own scale. If a few coordinates of a block are much larger
-than all others, the rotated coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as
-(1¼, 0, …, 0). The codec therefore declares no variance bound.
+The theorems of both papers assume a uniformly random rotation. Here, R is a randomized Hadamard rotation (kernels/hadamard.py) of blocks of
+d ≤ 2¹⁴ coordinates, and each block has its own scale. If a few coordinates of a block are much larger than all others, the rotated
+coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0). The codec
+therefore declares no variance bound.
 
 With the option `damped`, the scale S minimizes the squared error, and the codec is contractive for every x, as error feedback requires. The
 contraction factor δ, averaged over the random signs of the rotation, is at least 0.5 (see DELTAS). The factor for one bit follows from
 Szarek's inequality (1976). The factors for two to four bits are proved in tests/codecs/test_eden.py.
-
-Format of the body (see codecs/rotated.py):
-
-    the number of bits per code, in one byte;
-    the scale of each block;
-    the codes (kernels/bit_planes.py): the lowest bit of a code is 1 for a positive value; the other bits are the index of the magnitude.
 """
 
 from dataclasses import dataclass
@@ -82,7 +70,7 @@ class Eden(rotated.RotatedCodec):
     def contraction(self, numel: int) -> float | None:
         return DELTAS[self.bits] if self.damped else None
 
-    def head(self) -> int:
+    def first_byte(self) -> int:
         return self.bits
 
     def width(self) -> int:
@@ -97,9 +85,12 @@ class Eden(rotated.RotatedCodec):
         scale = np.divide(*ratio, where=square > 0, out=np.zeros_like(square))
         return codes, [rotated.round_nearest(scale)]
 
-    def table(self, head: int) -> np.ndarray:
-        expect(head in MAGNITUDES, f"the values have {head} bits per coordinate; expected 1 to 4")
-        return values_of(head)
+    def table(self, first_byte: int) -> np.ndarray:
+        expect(
+            first_byte in MAGNITUDES,
+            f"the values have {first_byte} bits per coordinate; expected 1 to 4",
+        )
+        return values_of(first_byte)
 
 
 @dataclass(frozen=True)
@@ -113,6 +104,6 @@ class Drive(Eden):
     id = 18
     source = "Vargaftik et al. 2021"
 
-    def table(self, head: int) -> np.ndarray:
-        expect(head == 1, f"the values have {head} bits per coordinate; expected 1")
-        return super().table(head)
+    def table(self, first_byte: int) -> np.ndarray:
+        expect(first_byte == 1, f"the values have {first_byte} bits per coordinate; expected 1")
+        return super().table(first_byte)

@@ -8,13 +8,8 @@ The decoded vector and its squared error are, for a vector x of n coordinates:
     ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
 The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here,
-sign(0) = 1, because a sign is one bit. The frame of a zero vector has an empty section. If the scale is a subnormal float32, only the
-largest coordinate is sent (codecs/spike.py).
-
-Format of the body (see codecs/frame.py):
-
-    the scale ‖x‖₁/n, as float32;
-    the signs, one bit each (0 = negative), padded to a byte.
+sign(0) = 1, because a sign is one bit. If the scale ‖x‖₁/n is zero or a subnormal float32, at most the largest coordinate is sent
+(codecs/largest_coordinate.py).
 """
 
 from collections.abc import Sequence
@@ -25,7 +20,7 @@ import numpy as np
 from .. import kernels
 from ..kernels import Rows
 from ..layout import Layout
-from . import frame, spike
+from . import frame, largest_coordinate
 from .base import Codec, Context
 from .frame import Section
 from .selection import MEAN, take, unpack_magnitude
@@ -45,14 +40,17 @@ class EFSign(Codec):
         return (1 - 2.0**-40) / max(numel, 1)
 
     def longest_section(self, numel: int) -> int:
-        return max(len(frame.varint(numel)) + MEAN.size + (numel + 7) // 8, spike.max_bytes(numel))
+        return max(
+            len(frame.varint(numel)) + MEAN.size + (numel + 7) // 8,
+            largest_coordinate.max_bytes(numel),
+        )
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         numel, stack = rows[0].numel(), kernels.stacked(rows)
         scales = (kernels.norm1_rows(stack) / max(numel, 1)).astype(np.float32)
         return [
-            spike.pack(row)
-            if spike.is_needed(scale, numel)
+            largest_coordinate.pack(row)
+            if largest_coordinate.is_needed(scale, numel)
             else Section(numel, MEAN.pack(scale) + signs)
             for row, scale, signs in zip(rows, scales, kernels.bits.signs_rows(stack), strict=True)
         ]
@@ -60,7 +58,7 @@ class EFSign(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if section.count < max(numel, 1):
-            return spike.unpack(section, numel)
+            return largest_coordinate.unpack(section, numel)
         packed, signs = take(memoryview(section.body), MEAN.size)
         high = np.array([unpack_magnitude(packed)], np.float32)
         return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)

@@ -1,9 +1,7 @@
 """The encoding of values as float32 or float16. A flag in the frame gives the precision.
 
-Float16 values are scaled by one common power of two, so that large updates do not overflow and small updates do not become zero. Format:
-
-    the exponent e, as int16, chosen such that 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵ for the values v, or 0 if all values are zero;
-    the values v·2⁻ᵉ, as float16, rounded to nearest.
+Float16 values are scaled by one common power of two, so that large updates do not overflow and small updates do not become zero. The
+encoded values are v·2⁻ᵉ, and the exponent e is such that 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵.
 """
 
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
 # Scaled values are clipped to the largest float16 below 2¹⁵, because a value that is rounded up to 2¹⁵ could be decoded as infinity.
-LARGEST = np.float32(32752)
+LARGEST_HALF = np.float32(32752)
 FP16_ERROR = 2.0**-21  # upper bound of the relative squared error ‖v − float16(v)‖²/‖v‖²
 
 
@@ -29,12 +27,12 @@ def flag(precision: Precision) -> int:
 
 
 def size(count: int, flag: int) -> int:
-    """Return the size in bytes of `count` values in the precision that `flag` stands for."""
+    """Return the size in bytes of `count` encoded values. `flag`: FP32 or FP16."""
     return EXPONENT.itemsize + HALF.itemsize * count if flag == FP16 else 4 * count
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
-    """Encode finite float32 values [count] as bytes, in the precision that `flag` stands for.
+    """Encode finite float32 values [count] as bytes. `flag`: FP32 or FP16.
 
     The error of a float16 value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude of all values, whichever is larger.
     """
@@ -42,7 +40,7 @@ def pack(values: np.ndarray, flag: int) -> bytes:
         return values.astype(FLOAT, copy=False).tobytes()
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
-    scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
+    scaled = np.clip(np.ldexp(values, -exponent), -LARGEST_HALF, LARGEST_HALF)
     return np.array(exponent, EXPONENT).tobytes() + scaled.astype(HALF).tobytes()
 
 
@@ -90,10 +88,15 @@ def add(runs: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def upper_halves(x: Tensor) -> np.ndarray:
-    """Round a finite vector to bfloat16 and return the bits as uint16. Values are rounded to nearest, ties to even.
+def to_bfloat16(x: Tensor) -> np.ndarray:
+    """Round a finite vector to bfloat16, to nearest, ties to even. Return the bits as uint16.
 
     Values that would round to infinity become the largest finite bfloat16.
     """
     bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return (bits - (bits & 0x7FFF == 0x7F80)).astype("<u2", copy=False)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """Return the float32 values of bfloat16 numbers, whose bits are given as uint16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,26 +1,15 @@
-"""The wire format: one frame per update. A frame consists of a header and one or more sections.
+"""The frame: a header and one or more sections. docs/reference/frame-format.md specifies every byte.
 
-The header of a frame contains, in order:
+The scope in the header determines the sections:
 
-    Magic: 2 bytes, "fc".
-    Version: 1 byte, the version of the frame format, 1.
-    Codec: 1 byte, the id of the codec.
-    Scope: 1 byte, 0 for one section for the whole vector, 1 for one section per tensor, 2 for chunks of N coordinates.
-    Checksum: 4 bytes, the CRC-32 of three things: the bytes above, the number of coordinates of the receiver's vector as 8 bytes, and
-              all bytes after the checksum.
-    Product: 2 bytes, the ids of the two codecs, only for a product such as topk+fp16.
-    Seed: 8 bytes, only if decoding needs the seed.
+    scope 0: one section for the whole vector
+    scope 1 (@layer): one section for each tensor
+    scope 2 (@chunk=N): one section for all chunks of N coordinates
 
-The sections follow, in a format that depends on the scope:
-
-    scope 0: the coordinate count and the body of the section;
-    scope 1: for each tensor, the length of the rest of its section in bytes, the coordinate count and the body;
-    scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
-
-All fixed-size integers are little-endian. Counts, lengths and the chunk size N are in LEB128 format: seven bits per byte, the lowest bits
-first, in as few bytes as possible. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it, and
-the checksum covers it. A frame usually has 10 to 24 bytes besides the bodies. With scope 1, each section adds 2 to 8 bytes. The checksum
-detects accidental damage; it does not authenticate the sender.
+A section consists of a coordinate count and a body, whose format the codec defines. With scope 2, the chunk size N takes the place of the
+coordinate count. The size of the vector is not sent: the receiver knows it, and the checksum covers it. The checksum detects accidental
+damage; it does not authenticate the sender. A frame usually has 10 to 24 bytes besides the bodies. With scope 1, each section adds 2 to 8
+bytes.
 """
 
 import struct
@@ -60,7 +49,7 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-# The layout entry of a section that encodes a whole vector (scope 0 or 2).
+# Placeholder for the layout entry of a section that encodes a whole vector (scope 0 or 2).
 WHOLE = Entry("", (), -1)
 
 
@@ -108,11 +97,11 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Parse a frame and return its seed and its sections. Each section is paired with the layout entry of its tensor.
+    """Parse a frame and return its seed and its sections, each with the layout entry of its tensor.
 
-    The returned seed is 0 unless `seeded` is true. A frame with scope 0 (whole vector) or 2 (chunks) has one section, which is paired with
-    the placeholder WHOLE. For a codec with @chunk=N, pass N as `chunk`; the `count` of the returned section is then N, not a coordinate
-    count. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
+    The seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), the entry of the only section is WHOLE. For a codec
+    with @chunk=N, give N as `chunk`. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and its sections
+    match `layout`.
     """
     view = memoryview(data)
     scope = _check_head(view, codec, numel)
@@ -141,7 +130,7 @@ def unseal(
 
 
 def _check_head(view: memoryview, codec: int, numel: int) -> int:
-    """Check the bytes of a frame up to the checksum, and the checksum. Return the scope of the frame. Raises FrameError."""
+    """Check the magic bytes, version, codec and checksum of a frame. Return its scope. Raises FrameError."""
     expect(len(view) >= SECTIONS, f"{len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
     require(magic == MAGIC, "not a fedcomp frame: it does not start with the magic bytes")
@@ -198,10 +187,7 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Split `rest` into its first section, which begins with its length, and the remaining bytes.
-
-    Raises FrameError.
-    """
+    """Split `rest` into a section that begins with its length, and the remaining bytes. Raises FrameError."""
     length, start = read_varint(rest)
     expect(length <= len(rest) - start, f"{name} ends too early")
     return read_section(rest[start : start + length], numel), rest[start + length :]
@@ -243,9 +229,9 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Read the vector size that a frame of a linear codec states. Return this size and a layout with one tensor per section.
+    """Return the vector size that a frame of a linear codec states, and a layout with one tensor per section.
 
-    This function does not validate the frame; `unseal` does.
+    `merge` calls this function before it validates the frame with `unseal`.
     """
     view = memoryview(data)
     expect(len(view) >= SECTIONS, f"{len(view)} bytes are too short for a frame")
@@ -300,15 +286,10 @@ def read_varint(data: memoryview) -> tuple[int, int]:
     raise FrameError("damaged frame: an integer is incomplete or too large")
 
 
-def min_overwrite_bytes(count: int) -> int:
-    """Return the smallest possible size in bytes of an overwrite frame with `count` values (codecs/overwrite.py)."""
-    return SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
-
-
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
     """Return a decay frame: the receiver multiplies its weights [numel] by `factor` and then adds the update in the frame `step`.
 
-    The body of a decay frame is the factor, as a float32 in [0, 1), followed by `step`. If the factor is 1, return `step` itself.
+    `factor`: from 0 to 1. If it is 1, return `step` itself.
     """
     if factor == 1:
         return step
@@ -318,7 +299,7 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
     """Split a broadcast frame of the server into the decay factor and the frame of the update.
 
-    The decay factor is 1 unless the broadcast is a decay frame. Raises FrameError.
+    The factor is 1 unless the broadcast is a decay frame. Raises FrameError.
     """
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data

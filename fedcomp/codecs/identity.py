@@ -15,10 +15,6 @@ from .frame import Section
 from .update import Dense, Update
 
 
-def _bytes_of(values: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
-
-
 @dataclass(frozen=True)
 class Identity(Codec):
     """A codec that sends every coordinate as float32, without loss."""
@@ -32,8 +28,8 @@ class Identity(Codec):
     body_size = 0, 32
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
-        return Section(values.size, _bytes_of(values))
+        values = np.ascontiguousarray(x.to(torch.float32).cpu().numpy(), floats.FLOAT)
+        return Section(values.size, values.data.cast("B"))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return Dense(floats.unpack_all(section.body, layout.numel, floats.FP32))
@@ -41,7 +37,7 @@ class Identity(Codec):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         count = sections[0].count
         total = floats.add([floats.unpack_all(s.body, count, floats.FP32) for s in sections])
-        return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
+        return Section(count, floats.pack(total, floats.FP32))
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,8 @@ class Half(Codec):
 class BFloat16(Codec):
     """A codec that sends every coordinate as bfloat16, rounded to nearest, ties to even.
 
-    Values that would round to infinity become the largest finite bfloat16. The body contains a shift h (one byte) and the bfloat16 values
-    of x·2^h. The shift is the largest h ≤ 23 for which x·2^h is in the range of float32. With h = 23, no subnormal number becomes zero.
+    Values that would round to infinity become the largest finite bfloat16. Before rounding, the values are multiplied by 2^h, so that small
+    values do not become zero. The exponent h is the largest integer of at most 23 for which all products are in the range of float32.
     """
 
     name = "bf16"
@@ -77,7 +73,7 @@ class BFloat16(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         shift = rounding.max_shift(rounding.largest(x))
-        bits = floats.upper_halves(x.cpu().to(torch.float32) * 2.0**shift)
+        bits = floats.to_bfloat16(x.cpu().to(torch.float32) * 2.0**shift)
         return Section(x.numel(), bytes([shift]) + bits.tobytes())
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -88,6 +84,6 @@ class BFloat16(Codec):
         expect(top < 255, "a value is NaN or infinity")
         in_range = data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254
         expect(in_range, "the bfloat16 values have an invalid exponent shift")
-        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        values = floats.from_bfloat16(bits)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

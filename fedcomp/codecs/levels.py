@@ -1,16 +1,11 @@
-"""The format of codecs that send each coordinate as one of a small number of levels.
+"""The encoding of coordinates that have one of a small number of levels.
 
-A symbol is the index 0..size-1 of one of `size` levels. Symbols are sent in the shorter of two formats: entropy-coded
-(kernels/range_coder.py) or packed. The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base
-`size`: each 64-bit word holds as many digits as fit, and the first symbol is the lowest digit. Unneeded bytes at the end of the last word
-are not sent. Before entropy coding of 2²⁰ or more symbols, consecutive symbols are combined into one symbol. As many symbols are combined
-as possible, provided that the combined symbol has at most 256 possible values.
+A symbol is the index 0..size-1 of one of `size` levels. Symbols are packed or entropy-coded (kernels/range_coder.py), whichever is shorter.
+The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base `size`: each 64-bit word contains as many
+digits as fit. Before 2²⁰ or more symbols are entropy-coded, each group of w symbols is combined into one symbol, where w is the largest
+number with size^w ≤ 256.
 
-If the levels are integer multiples of a unit, the body of a section contains:
-
-    m, the largest magnitude of these integers (LEB128);
-    the unit, as float32, omitted if m is 0;
-    the symbol v + m for each integer v, omitted if m is 0.
+Multiples are levels that are integers times a common unit.
 """
 
 import struct
@@ -78,7 +73,7 @@ def packed_bytes(count: int, size: int) -> int:
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
     """Encode a vector with the values levels·unit as a section.
 
-    The array `levels` [n], int8 or int16 with magnitudes of at most 32767, is overwritten.
+    `levels` [n]: int8 or int16 with magnitudes of at most 32767; the array is overwritten.
     """
     top = max(int(levels.max()), -int(levels.min()))
     if top == 0:
@@ -90,10 +85,9 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 
 
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
-    """Decode a section into symbols [count], the largest multiple m, and the unit. Each value is (symbol − m)·unit.
+    """Decode the result of `pack_multiples` into symbols [count], the largest multiple m, and the unit. Each value is (symbol − m)·unit.
 
-    If all values are zero, the largest multiple and the unit are 0. Raises FrameError if `pack_multiples` cannot have written the section,
-    or if a value is outside of the range of float32.
+    If all values are zero, m and the unit are 0. Raises FrameError if the section is invalid, or if a value exceeds the range of float32.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
@@ -119,7 +113,7 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
 
 
 def open_multiples(section: Section) -> Dense:
-    """Decode a section of integer multiples of a unit into an update. Raises FrameError."""
+    """Decode the result of `pack_multiples` into an update. Raises FrameError."""
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))
@@ -127,10 +121,7 @@ def open_multiples(section: Section) -> Dense:
 
 
 def max_multiples_bytes(numel: int, top: int) -> int:
-    """Return the largest size in bytes of a section of integer multiples, including the coordinate count.
-
-    `top`: largest magnitude of an integer.
-    """
+    """Return the largest size in bytes of a section from `pack_multiples`. `top`: largest magnitude of an integer."""
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 
 
@@ -158,7 +149,7 @@ def join(symbols: np.ndarray, size: int, width: int, dtype: np.dtype[Any]) -> np
 def split(integers: np.ndarray, size: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Split integers [m], a result of `join`, into symbols [m·width], including the padding.
 
-    Also return the rest of each integer [m], which is 0 unless the integer is too large.
+    Also return what remains of each integer [m]: 0, unless the integer has more than `width` digits.
     """
     symbols = np.empty((integers.size, width), np.uint8 if size <= 256 else np.uint16)
     base = integers.dtype.type(size)
@@ -189,7 +180,7 @@ def _group_width(count: int, size: int) -> int:
 
 @cache
 def _digits(size: int, limit: int = 1 << 64) -> int:
-    """Return how many symbols from 0 to size − 1 fit into an integer below `limit`, by default a 64-bit word. The result is at least 1."""
+    """Return the largest d ≥ 1 for which every number with d digits in base `size` is below `limit`."""
     digits = 1
     while size ** (digits + 1) <= limit:
         digits += 1

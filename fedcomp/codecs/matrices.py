@@ -1,17 +1,12 @@
 """The base class of codecs that send matrices as products of two factors.
 
 A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are all other dimensions,
-flattened. Tensors with fewer than two dimensions are treated as vectors. The coordinate count of a section is the size of the encoded
-vector. The body of the section contains all nonempty tensors, in the order of the layout:
+flattened. A matrix is decoded as left·rightᵀ, where `left` [rows, k] and `right` [columns, k] are its factors, and the columns of `left`
+have norm 1. The values of a matrix are sent instead of factors if the factors would not be smaller than the matrix, or if a number in a
+factor would exceed the range of float32. Tensors with fewer than two dimensions are always sent as values.
 
-    for a matrix with factors, one byte with the rank k, and the factors left [rows, k] and right [columns, k];
-    for a matrix without factors, the byte 255 and the values;
-    for a vector, the values.
-
-A matrix is sent without factors if the factors would not be smaller than the matrix, or if a number in a factor would exceed the range of
-float32. Values and factors are float32, little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left`
-have norm 1. The bytes of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed
-order, so the decoded bits are the same on every device.
+The bytes of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed order, so the
+decoded bits are the same on every device.
 """
 
 import itertools
@@ -29,14 +24,14 @@ from ..layout import Entry, Layout
 from . import floats
 from .base import Codec, Context, expect
 from .frame import Section
+from .levels import LARGEST
 from .selection import take
 from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
-LARGEST = float(np.finfo(np.float32).max)
 # If no entry of a matrix has a magnitude above SMALLEST, the matrix is sent as values, because factors would be imprecise.
 SMALLEST = 2.0**-100
-# VALUES: first byte of a matrix that is sent as values. MAX_RANK: largest number of columns of a factor.
+# The first byte of a matrix is VALUES, or the number of columns of its factors, which is at most MAX_RANK.
 VALUES, MAX_RANK = 255, 254
 CHUNK = 1 << 16  # number of elements computed at a time in a matrix product
 
@@ -86,10 +81,11 @@ class MatrixCodec(Codec):
     ) -> tuple[Tensor, Tensor] | None:
         """Factor a finite nonzero float64 matrix. Return float64 factors left [rows, k] and right [columns, k] with left · rightᵀ ≈ matrix.
 
-        The result None means that the matrix is sent uncompressed. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
+        Return None to send the matrix as values. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
         """
 
     def needs_layout(self) -> bool:
+        """Return whether the codec needs the shapes of the tensors."""
         return True
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -120,7 +116,7 @@ class MatrixCodec(Codec):
 
     def _needs_shapes(self) -> ConfigError:
         return ConfigError(
-            f"{self} needs the shapes of the tensors; give layout=…, or use a codec for vectors, such as stc"
+            f"{self} needs the shapes of the tensors; give layout=fedcomp.Layout.of(model), or use a codec for vectors, such as stc"
         )
 
     def _tensor(self, x: Tensor, tensor: int, entry: Entry, seed: int, context: Context) -> bytes:

@@ -5,15 +5,10 @@ Horváth et al., "Natural compression for distributed deep learning", 2019 (arXi
 A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the expected value of the decoded
 coordinate is x_i. The codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
-Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−126 − h), where h is the shift in the
-frame. If all magnitudes are at most 2^104, the shift is 23 and the smallest power is 2^(−149). Magnitudes below the smallest power are
-rounded to this power or to 0. The largest float32 replaces 2^128, which float32 cannot represent.
-
-Format of the body (see codecs/frame.py):
-
-    the shift h, in one byte: the largest h ≤ 23 for which x·2^h is in the range of float32;
-    the signs, one bit each (1 = negative), padded to a byte;
-    a code c for each coordinate (codecs/levels.py): c = 0 for zero, c ≥ 1 for the power 2^(c − 127 − h).
+Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−126 − h), where h is the largest integer
+of at most 23 for which all values x_i·2^h are in the range of float32. If all magnitudes are at most 2^104, h is 23 and the smallest power
+is 2^(−149). Magnitudes below the smallest power are rounded to this power or to 0. The largest float32 replaces 2^128, which float32 cannot
+represent.
 """
 
 from dataclasses import dataclass
@@ -23,7 +18,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import rounding
 from ..layout import Layout
-from . import levels as wire
+from . import levels
 from .base import Codec, Context, expect
 from .frame import Section
 from .update import Dense, Update
@@ -47,7 +42,7 @@ class Natural(Codec):
         shift = rounding.max_shift(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
         signs = kernels.pack_signs((x < 0).cpu().numpy() & (codes != 0))
-        return Section(x.numel(), bytes([shift]) + signs + wire.pack(codes, CODES))
+        return Section(x.numel(), bytes([shift]) + signs + levels.pack(codes, CODES))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
@@ -55,7 +50,7 @@ class Natural(Codec):
         valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
         expect(valid, "the list of powers of two ends too early, or has an invalid exponent shift")
         signs = kernels.bits.read_bits(data[1:end], numel)
-        codes = wire.unpack(data[end:], numel, CODES)
+        codes = levels.unpack(data[end:], numel, CODES)
         in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2
         expect(in_range, "the powers of two have an invalid exponent shift")
         return Dense(rounding.from_powers(codes, signs, data[0]))

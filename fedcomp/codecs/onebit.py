@@ -7,16 +7,10 @@ An entry ≥ 0 of a matrix is decoded as the mean of all entries ≥ 0 of its co
 entries of its column. A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are
 all other dimensions, flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the
 quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
-(codecs/spike.py).
+(codecs/largest_coordinate.py).
 
-For vectors x of n coordinates, the contraction ‖x − C(x)‖² ≤ (1 − δ)·‖x‖² holds with δ = 1/n if all means are normal float32 numbers. If
-some means are subnormal, and thus less exact, the contraction holds with δ = 1/n².
-
-Format of the body (see codecs/frame.py), for each nonempty tensor:
-
-    the signs, one bit each (0 = negative), padded to a byte;
-    the mean of the entries ≥ 0 of each column, as float32, or 0 for a column without such entries;
-    the mean of the negative entries of each column, as float32, or 0 for a column without such entries.
+The contraction factor is δ = 1/n for vectors of n coordinates if all means are normal float32 numbers. If some means are subnormal, and
+thus less exact, the contraction factor is δ = 1/n².
 """
 
 from dataclasses import dataclass
@@ -27,7 +21,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import sums
 from ..layout import Entry, Layout
-from . import floats, frame, spike
+from . import floats, frame, largest_coordinate
 from .base import Codec, Context, expect
 from .frame import Section
 from .selection import take
@@ -47,22 +41,22 @@ class OneBit(Codec):
 
     def longest_section(self, numel: int) -> int:
         # A section is longest if every column of the layout has only one entry.
-        return max(len(frame.varint(numel)) + 9 * numel, spike.max_bytes(numel))
+        return max(len(frame.varint(numel)) + 9 * numel, largest_coordinate.max_bytes(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
         x = x.cpu()  # On the CPU, sums are computed in a fixed order
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
-        if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
-            return spike.pack(x)
+        if largest_coordinate.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
+            return largest_coordinate.pack(x)
         pairs = zip(map(kernels.bits.signs, tensors), means, strict=True)
         parts = [signs + floats.pack(mean, floats.FP32) for signs, mean in pairs]
         return Section(x.numel(), b"".join(parts))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         if section.count < max(layout.numel, 1):
-            return spike.unpack(section, layout.numel)
+            return largest_coordinate.unpack(section, layout.numel)
         parts, rest = [], memoryview(section.body)
         for e in layout:
             if e.numel:

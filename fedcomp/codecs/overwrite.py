@@ -1,14 +1,8 @@
-"""The overwrite frame. The server sends an overwrite frame to a client that missed several broadcasts. The frame contains the current
-weights at the positions that changed.
+"""The overwrite frame contains current weights of the server's model. The server sends it to a client that missed several broadcasts.
 
-The frame of a codec holds an update, which the client adds to its weights. An overwrite frame replaces weights, so the client's weights
-become bit-identical to the server's.
-
-Format of the body (see codecs/frame.py):
-
-    the parameter of the Rice code, in one byte;
-    the new weights, as float32;
-    the positions of the weights, Rice-coded (kernels/rice.py).
+The frame of a codec contains an update, which the client adds to its weights. An overwrite frame contains the weights that changed since
+the client's version of the model, and their positions. The client replaces these weights, so that all its weights become bit-identical to
+the server's.
 """
 
 import numpy as np
@@ -18,6 +12,11 @@ from torch import Tensor
 from ..kernels import rice
 from . import floats, frame, selection
 from .frame import EMPTY, OVERWRITE, Section
+
+
+def min_bytes(count: int) -> int:
+    """Return the smallest possible size in bytes of an overwrite frame with `count` weights."""
+    return frame.SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
@@ -35,9 +34,9 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 
 def apply(data: bytes, weights: Tensor) -> None:
-    """Write the values of an overwrite frame into `weights` [numel], in place.
+    """Write the weights in an overwrite frame into `weights` [numel], in place.
 
-    Raises FrameError if the frame is invalid; the weights are then unchanged.
+    If the frame is invalid, raises FrameError and leaves `weights` unchanged.
     """
     _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:

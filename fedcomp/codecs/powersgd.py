@@ -9,8 +9,9 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
     Q ← Mᵀ P̂;
     C(M) = P̂ Qᵀ.
 
-The initial Q consists of independent normal numbers, or is the matrix's last Q, which the memory `lowrank` stores in `context.announced`.
-Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
+The initial Q consists of independent normal numbers. With the memory `lowrank`, it is the Q of the last accepted update, if there is one;
+the memory passes it in `Context.announced`. Tensors that are not matrices are sent as values, and so are matrices that are not larger than
+their factors.
 
 The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at least
 rank·(rank + 1)/numel for a matrix with numel entries.
@@ -83,10 +84,7 @@ def start_name(tensor: int) -> str:
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
-
-    The basis has dtype float64, but its entries are rounded to float32.
-    """
+    """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k], as float64, rounded to float32."""
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
 
@@ -97,10 +95,10 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class FactorLayout:
-    """The tensors of a layout, divided into tensors that are sent as factors and tensors that are sent uncompressed.
+    """The tensors of a layout, divided into tensors that are sent as factors, and tensors that are sent as values.
 
-    The strategy in strategies/powersgd.py uses this class. `matrices`: tensors that are sent as factors, with their shapes as matrices.
-    `others`: tensors that are sent uncompressed.
+    The strategy and the memory of PowerSGD use this class. `matrices`: tensors that are sent as factors, with their shapes as matrices.
+    `others`: tensors that are sent as values.
     """
 
     def __init__(self, layout: Layout, rank: int):
@@ -124,7 +122,7 @@ class FactorLayout:
     def update(self, left: bytes, numbers: np.ndarray) -> Update:
         """Return an update in which each matrix is P̂ Qᵀ.
 
-        `left`: all P̂. `numbers`: the factors Q of all matrices, then all uncompressed tensors, as float32.
+        `left`: all P̂. `numbers`: the factors Q of all matrices, followed by the values of `others`, as float32.
         """
         arrays = as_arrays(numbers, [*self.right_shapes, *self.other_shapes])
         factors = zip(self.matrices, read_arrays(left, self.left_shapes), arrays, strict=False)

@@ -2,19 +2,13 @@
 
 Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
-The first codec of a product selects coordinates, and the second codec encodes the vector of their values. If the first codec has an option
-`values` (a precision), this option has no effect. Both codecs get the same seed and use different random streams. A codec C has the
-contraction factor δ if ‖x − C(x)‖² ≤ (1 − δ)·‖x‖² for all x. The contraction factor of the product is δ₁·δ₂. Here, δ₁ is the factor of the
-first codec, and δ₂ is the factor of the second codec for vectors of k coordinates, where k is the largest number of coordinates that the
-first codec selects. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the
-paper). If both codecs are unbiased with the variance bounds ω₁ and ω₂, the product is unbiased with the variance bound
-(1 + ω₁)(1 + ω₂) − 1.
+The first codec selects coordinates, and the second codec encodes the vector of their values. An option `values` (a precision) of the first
+codec has no effect. Both codecs get the same seed and use different random streams.
 
-Format of the values (for the rest of the body, see codecs/selection.py):
-
-    the length of the section that the second codec returns (LEB128);
-    the coordinate count of this section (LEB128);
-    the body of this section.
+The contraction factor of the product is δ₁·δ₂. Here, δ₁ is the contraction factor of the first codec. The factor δ₂ is that of the second
+codec for vectors of k coordinates, where k is the largest number of coordinates that the first codec selects. An unbiased codec with a
+variance bound ω ≤ 1 has a contraction factor of at least 1 − ω (lemma 1 of the paper). If both codecs are unbiased with the variance bounds
+ω₁ and ω₂, the product is unbiased with the variance bound (1 + ω₁)(1 + ω₂) − 1.
 """
 
 from collections.abc import Sequence
@@ -28,7 +22,7 @@ from ..errors import SpecError
 from ..kernels import Chosen, Rows, split_runs
 from ..layout import Layout
 from .base import Codec, Context, expect, or_raise
-from .frame import PRODUCT, ProductId, read_section, read_varint, varint
+from .frame import PRODUCT, ProductId, read_section, read_varint, varint, with_length
 from .matrices import MatrixCodec
 from .selection import DensityCodec, Selective, Unpacked, take
 
@@ -85,15 +79,16 @@ class Product(Pair, Selective):
         object.__setattr__(self, "draws", self.first.draws)
 
     def contraction(self, numel: int) -> float | None:
-        first, second = self.first.contraction(numel), contraction(self.second, self.most(numel))
+        first = self.first.contraction(numel)
+        second = contraction(self.second, self.max_count(numel))
         return None if first is None or second is None else first * second
 
     def variance(self, numel: int) -> float | None:
-        first, second = self.first.variance(numel), self.second.variance(self.most(numel))
+        first, second = self.first.variance(numel), self.second.variance(self.max_count(numel))
         return None if first is None or second is None else (1 + first) * (1 + second) - 1
 
     def longest_section(self, numel: int) -> int | None:
-        k = self.most(numel)
+        k = self.max_count(numel)
         first, second = self.first.longest_section(numel), self.second.longest_section(k)
         if first is None or second is None or not isinstance(self.first, DensityCodec):
             return None
@@ -102,11 +97,11 @@ class Product(Pair, Selective):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         return self.first.choose(rows, seeds)
 
-    def most(self, numel: int) -> int:
-        return self.first.most(numel)
+    def max_count(self, numel: int) -> int:
+        return self.first.max_count(numel)
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        return self.first.implied(numel, count, seed)
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
+        return self.first.draw_positions(numel, count, seed)
 
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
@@ -115,8 +110,7 @@ class Product(Pair, Selective):
         for run, seed in zip(split_runs(values, counts), seeds, strict=True):
             own = replace(context, layout=Layout.flat(run.size))
             (section,) = self.second._encode_rows([torch.from_numpy(run)], [seed], own)
-            head = varint(section.count)
-            packed.append((0, varint(len(head) + len(section.body)) + head + section.body))
+            packed.append((0, b"".join(with_length(section))))
         return packed
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
@@ -129,9 +123,6 @@ class Product(Pair, Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the declared contraction factor of a codec.
-
-    If no factor is declared, return 1 − ω for a variance bound ω ≤ 1, or else None.
-    """
+    """Return the contraction factor that a codec declares, or 1 − ω if it only declares a variance bound ω ≤ 1, or else None."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

@@ -7,16 +7,15 @@ A vector x of n coordinates is rounded to multiples of the unit u, where s is th
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
 The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with
-this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor
-is δ = 1/(1 + ω).
+this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is
+δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer, like the quantizer of LAQ (Sun, Chen, Giannakis and Yang, NeurIPS
 2019, eq. 5–6). A frame then has about log₂(2s + 1) bits per coordinate, and the contraction factor is δ = (4s² − 1)/(4s² + n − 1).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
-so that every level is within the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks
-(@chunk) correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, followed by the levels
-of all chunks in the format of codecs/levels.py with the unit 1.
+so that every level is within the range of float32. Chunks (@chunk) correspond to the buckets of the paper: each chunk has its own unit, and
+the levels of all chunks are encoded together.
 """
 
 import math
@@ -31,9 +30,9 @@ from ..errors import SpecError
 from ..kernels import rounding
 from ..kernels.parallel import starmap
 from ..layout import Layout
-from . import levels as wire
-from .base import Codec, Context, chunk_seeds, expect, stacks
+from .base import Codec, Context, chunk_seeds, expect, stack_chunks
 from .frame import Section
+from .levels import LARGEST, max_multiples_bytes, open_multiples, pack_multiples, round_down
 from .selection import take
 from .update import Update
 
@@ -78,10 +77,10 @@ class QSGD(Codec):
 
     def longest_section(self, numel: int) -> int:
         # If the unit is near the smallest float32, rounding it down can double the number of levels.
-        return wire.max_multiples_bytes(numel, 2 * self.levels + 2)
+        return max_multiples_bytes(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        return wire.pack_multiples(*self._rounded(x, seed))
+        return pack_multiples(*self._rounded(x, seed))
 
     def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
         """Quantize a vector [n]. Return the levels, int8 or int16, and the unit to send, which is 0 for a vector of zeros."""
@@ -89,32 +88,30 @@ class QSGD(Codec):
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0
         unit = _unit(norm, self.levels)
-        limit = min(norm, wire.LARGEST // unit * unit)
+        limit = min(norm, LARGEST // unit * unit)
         if self.rounding == "nearest":
             top = int(limit / unit + 0.5)
             levels = (x.detach() / unit).round_().clamp_(-top, top).cpu().numpy()
             return levels.astype(np.int8 if top <= 127 else np.int16), unit
         rounded = rounding.to_multiples(x, unit, limit, seed)
-        return rounded, wire.round_down(
-            unit / (1 + self._omega(x.numel()))
-        ) if self.damped else unit
+        return rounded, round_down(unit / (1 + self._omega(x.numel()))) if self.damped else unit
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return wire.open_multiples(section)
+        return open_multiples(section)
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
         def work(first: int, rows: Tensor) -> list[tuple[np.ndarray, float]]:
             return list(map(self._rounded, rows, chunk_seeds(seed, first, len(rows))))
 
-        rounded = [row for rows in starmap(work, stacks(x, size)) for row in rows]
+        rounded = [row for rows in starmap(work, stack_chunks(x, size)) for row in rows]
         levels, units = zip(*rounded, strict=True)
-        body = wire.pack_multiples(np.concatenate(levels), 1.0).body
+        body = pack_multiples(np.concatenate(levels), 1.0).body
         return np.array(units, UNIT).tobytes() + body
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
         head, rest = take(data, UNIT.itemsize * -(-numel // size))
         units = np.frombuffer(head, UNIT)
-        update = wire.open_multiples(Section(numel, rest))
+        update = open_multiples(Section(numel, rest))
         with np.errstate(over="ignore", invalid="ignore"):
             for at, unit in zip(range(0, numel, size), units, strict=True):
                 update.values[at : at + size] *= unit
@@ -124,7 +121,7 @@ class QSGD(Codec):
 
 def _unit(norm: float, s: int) -> float:
     """Return norm/s as a float32 number, rounded down so that every level is within the range of float32."""
-    unit = wire.round_down(norm / s)
-    if unit * (s + 2) > wire.LARGEST:
-        unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))
+    unit = round_down(norm / s)
+    if unit * (s + 2) > LARGEST:
+        unit = round_down(LARGEST / math.ceil(LARGEST / unit))
     return unit

@@ -1,22 +1,21 @@
 """Random-k sparsification: only a random sample of the coordinates is sent.
 
 The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
-masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. With by=uniform, k of n coordinates are drawn
-without replacement. With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The positions are drawn from the
-seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
+masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. It draws k of n coordinates without replacement.
+With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The receiver draws the positions again from the seed
+in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
 2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
 probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
-|x_i| ≥ m, and ±m otherwise. In the paper, the variance is given, and algorithm 3 computes the probabilities iteratively. Here, the mean
-number k of coordinates is given, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k
-coordinates can be sent on average. With by=magnitude, the number of coordinates in a frame varies. A frame contains the positions of these
-coordinates, and no zeros.
+|x_i| ≥ m, and ±m otherwise. A frame contains the positions of the sent coordinates. Their number varies, and zeros are never sent.
+
+In the paper, the user gives the variance, and algorithm 3 computes the probabilities iteratively. Here, the user gives the mean number k of
+coordinates, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k coordinates can be
+sent on average.
 
 Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
-the variance bound ω = n/k − 1, unless values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
-
-The format of the values is specified in docs/reference/frame-format.md.
+the variance bound ω = n/k − 1. It is biased only if values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
 """
 
 from collections.abc import Sequence
@@ -35,12 +34,12 @@ from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed, and the
-# second codec may draw random numbers from stream 0 to round values.
+# Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed. The second
+# codec may round values with random numbers of stream 0, which must not depend on the drawn positions.
 STREAM = 7
 # `drop_small` also draws from stream 0. It uses the seed XOR DROP_MASK, so that its random numbers differ from those of the second codec.
 DROP_MASK = 1 << 63
-# flag of a section in which values with magnitudes below the threshold m are replaced by ±m
+# Flag of values in which magnitudes below the threshold m are replaced by m. With float16, 1 is added to this flag.
 COMMON_MAGNITUDE = 2
 CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
@@ -79,7 +78,7 @@ class RandomK(selection.DensityCodec):
             return None
         return numel / max(self.count(numel), 1) - 1
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         return self.count(numel) if self.draws else numel
 
     def value_bytes(self, count: int) -> int:
@@ -89,7 +88,7 @@ class RandomK(selection.DensityCodec):
         k = self.count(numel)
         return len(varint(numel)) + 1 + len(varint(k)) + self.value_bytes(k) if self.draws else None
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
         return philox.sample(numel, count, seed, STREAM)
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
@@ -98,7 +97,7 @@ class RandomK(selection.DensityCodec):
         # With by=magnitude, each vector has its own threshold m.
         thresholds = [] if self.draws else [drop_threshold(row, k) for row in rows]
         if self.draws:
-            positions = [self.implied(numel, k, seed) for seed in seeds]
+            positions = [self.draw_positions(numel, k, seed) for seed in seeds]
         else:
             positions = [drop_small(*call) for call in zip(rows, thresholds, seeds, strict=True)]
         counts = np.array([row.size for row in positions], np.int64)
@@ -148,24 +147,24 @@ class RandomK(selection.DensityCodec):
             return EMPTY
         read = [self._mergeable_values(section) for section in sections]
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
-        require(alike, "frames of different densities cannot be merged")
+        require(alike, "frames of different densities cannot be merged; use one density")
         total = floats.add(read)
-        head = bytes([selection.IMPLIED]) + varint(total.size)
+        head = bytes([selection.DRAWN]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))
 
     def _mergeable_values(self, section: Section) -> np.ndarray:
         first, data = selection.take(memoryview(section.body), 1)
         require(
-            first[0] == selection.IMPLIED,
+            first[0] == selection.DRAWN,
             "only frames with float32 values at positions drawn from the seed can be merged",
         )
         return self._read_drawn(floats.FP32, data, section.count, 0)
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
+    """Drop coordinates of x at random. Return the positions of the remaining coordinates.
 
-    A coordinate whose magnitude |x_i| is below m is kept with probability |x_i|/m. Coordinates with |x_i| ≥ m are always kept.
+    A coordinate with |x_i| < m remains with probability |x_i|/m. Coordinates with |x_i| ≥ m always remain.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
@@ -173,12 +172,12 @@ def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
 def drop_threshold(x: Tensor, k: int) -> float:
     """Return the threshold m > 0 for which Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If x has at most k nonzeros, return a threshold m ≤ 1 at which all nonzeros are kept.
+    If x has at most k nonzeros, return a threshold m ≤ 1 that drops no nonzero.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
-    if not largest.size or int(x.count_nonzero()) <= k:
-        return float(largest.min(initial=1.0)) if largest.size else 1.0
+    if int(x.count_nonzero()) <= k:
+        return float(largest.min(initial=1.0))
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))

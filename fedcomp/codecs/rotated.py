@@ -1,17 +1,10 @@
-"""The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result, and the format of their frames.
+"""The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result.
 
-The body of a section contains, in order:
-
-    the first byte, defined by the codec;
-    the scale a of each block, as the upper half of a float64;
-    the shift b of each block in the same format, if the codec uses shifts;
-    the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
-
-Let v be the values of the d codes of a block, a its scale and b its shift. The decoder applies the inverse rotation to a·v + b/d and clips
-the result to the range of float32.
+The vector is divided into blocks. A block has a scale a and, in some codecs, a shift b. Each coordinate of a rotated block is replaced by a
+code, which stands for a value. Let v be the values of the d codes of a block. The decoder applies the inverse rotation to a·v + b/d and
+clips the result to the range of float32.
 
 A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because rotation would give subnormal numbers.
-The first byte of its body is 0.
 """
 
 from abc import abstractmethod
@@ -34,12 +27,12 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # first byte of a body that contains float32 values
-# A vector is sent as float32, without rotation, if the binary exponent of its largest magnitude is at most this number.
+# A vector is sent without rotation if the binary exponent of its largest magnitude (`frexp`) is at most this number.
 MAX_UNROTATED_EXPONENT = -100
-HALF = np.dtype("<u4")  # the upper half of a float64 number
+HALF = np.dtype("<u4")  # Scales and shifts are sent as the upper half of a float64 number
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of nonzero scales and shifts
 
-# A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Both start and stop are block boundaries.
+# A function that returns the values of the codes start..stop-1 as a new float32 array. `start` and `stop` are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]
 
 
@@ -47,7 +40,7 @@ ReadCodes = Callable[[int, int], np.ndarray]
 class RotatedCodec(Codec):
     """A codec that rotates a vector and quantizes the result.
 
-    Subclasses implement `head`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
+    Subclasses implement `first_byte`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
     """
 
     seeded = True
@@ -56,14 +49,14 @@ class RotatedCodec(Codec):
     code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
-    def head(self) -> int:
+    def first_byte(self) -> int:
         """Return the first byte of the body, from 1 to 255."""
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
+        """Quantize rotated blocks. Return the codes [N], and a list: [scales] or [scales, shifts].
 
-        A code with the value v stands for the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
+        A code with the value v represents the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
         32 bits are zero.
         """
 
@@ -71,24 +64,22 @@ class RotatedCodec(Codec):
         """Return the number of bits of a code, or None if codes have different lengths."""
         return None
 
-    def table(self, head: int) -> np.ndarray:
-        """Return a table of the float32 values of all codes. `head`: first byte of the body. Raises FrameError for an invalid `head`."""
+    def table(self, first_byte: int) -> np.ndarray:
+        """Return the float32 value of each code. Raises FrameError if no body begins with the byte `first_byte`."""
         raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Encode codes [N] as bytes, by default as bit planes. The zeros that pad the last block have codes too."""
+        """Encode codes [N] as bytes, by default as bit planes. N includes the padding of the last block."""
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
-        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
+        self, first_byte: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
-        """Return a function that reads the values of the `count` codes in `data`.
-
-        Raises FrameError if `data` cannot be the output of `pack_codes`.
+        """Return a function that reads the values of the `count` codes in `data`. Raises FrameError if the codes are invalid.
 
         `is_zero` [count/8]: whether each group of eight codes belongs to a block with scale 0, in which all values must be 0.
         """
-        table = self.table(head)
+        table = self.table(first_byte)
         planes = bit_planes.unpack(data, count, table.size)
         is_invalid = is_zero.any() and planes[:, is_zero].any()
         expect(not is_invalid, "a block with scale 0 has nonzero values")
@@ -119,7 +110,7 @@ class RotatedCodec(Codec):
             values = floats.pack(x.to(torch.float32).cpu().numpy(), floats.FP32)
             return Section(x.numel(), bytes([UNROTATED]) + values)
         numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
-        return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
+        return Section(x.numel(), bytes([self.first_byte()]) + numbers + self.pack_codes(codes))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section
@@ -135,7 +126,7 @@ class RotatedCodec(Codec):
 
 @dataclass(frozen=True)
 class RotatedUpdate(Update):
-    """An update stored as quantized rotated blocks. The inverse rotation is applied each time that the update is read."""
+    """An update stored as quantized rotated blocks, which are rotated back each time that the update is read."""
 
     numel: int
     seed: int
@@ -169,9 +160,9 @@ class RotatedUpdate(Update):
     def _for_each_chunk(
         self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
     ) -> None:
-        """Decode the blocks that contain the coordinates start..stop-1 on several threads, in chunks of at most hadamard.CHUNK coordinates.
+        """Decode the blocks that contain the coordinates start..stop-1, in chunks and on several threads.
 
-        Calls use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
+        Call use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
         """
         if start == stop:
             return
@@ -205,10 +196,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scale and the shift of each block, as two arrays [blocks].
-
-    Raises FrameError if a scale or shift cannot result from a float32 vector.
-    """
+    """Return the scales and the shifts, as two arrays [blocks]. Raises FrameError if one cannot result from a float32 vector."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):

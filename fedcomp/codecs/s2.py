@@ -2,8 +2,8 @@
 
 Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S. In each
-row r of the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
+The support of a vector is the set of positions of its nonzero coordinates. The values are added to the cells of a table S. In each row r of
+the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
@@ -14,24 +14,23 @@ assigned to the same cell in every row. The values of two such coordinates canno
 The attribute `missed` of the decoded update is the number of estimated values.
 
 The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
-all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes for each nonzero: 5.0 bytes instead of
-5.4. A relay that can decode frames does not need `s2`, because it can forward the sum of the decoded values. For updates of the task
-`digits`, the sum of 128 frames of `s2` is 86 % smaller than 128 frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only
-12 % smaller, and hardly smaller at all if the supports are random.
+all-reduce, or secure aggregation. Nodes that can decode frames do not need `s2`: they can forward the sum of the decoded values, and `topk`
+needs 5.0 bytes for each nonzero instead of 5.4. For updates of the task `digits`, the sum of 128 frames of `s2` is 86 % smaller than 128
+frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only 12 % smaller, and hardly smaller at all if the supports are
+random.
 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
-have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values, where `union` is an
-option and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in the
-vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its own
-values from the table, it doubles the default number of columns; the frame can then be added only to frames with the same number of columns.
+have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values. Here, `union` is an
+option, and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in
+the vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its
+own values from a table with the default number of columns, it doubles this number. Such a frame can be added only to frames with the same
+number of columns.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
-subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value has at most 48 bits, and
-fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not overflow. If the largest value needs more bits, the unit is larger,
-and values are rounded. With values=int24 or int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would
-take 32 bits, and a cell with values=int24 takes about 27 bits. With float32 cells, peeling would also accumulate rounding errors.
-
-The body of a section is specified in docs/reference/frame-format.md.
+peeling subtracts values exactly; with float32 cells, rounding errors would accumulate. With values=fp32, the unit 2^e is the largest power
+of two that divides all values. A value has at most 48 bits, and fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not
+overflow. If the largest value needs more bits, the unit is larger, and values are rounded. With values=int24 or int16, values are rounded
+to 24 or 16 bits, relative to the largest value. A cell with values=int24 takes about 27 bits; a float32 cell would take 32 bits.
 """
 
 import math
@@ -46,22 +45,20 @@ from torch import Tensor
 from .. import kernels, spec
 from ..errors import SpecError
 from ..kernels import Rows, peeling, split_runs
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..layout import Layout
 from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
 from .product import Pair
 from .selection import take
-from .sketch import add_tables
+from .sketch import EXPONENT, add_tables, max_columns
 from .update import Sparse, Update
 
-# Number of rows → number of cells per nonzero that peeling needs in a table with many nonzeros.
+# Number of rows of a table → number of cells per nonzero that peeling needs if there are many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
-EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # range of the exponent e of a unit 2^e
 
 
@@ -105,7 +102,7 @@ class S2(Codec):
     ) -> Section:
         """Encode a sparse vector [numel] with the float32 `values` at the ascending int64 `positions`.
 
-        `max_count`: the number k (see the module docstring), which determines the default number of columns.
+        `max_count`: the number k in the module docstring, which determines the default number of columns.
         """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
@@ -134,7 +131,7 @@ class S2(Codec):
         numel = layout.numel
         read = _read(section.body, numel)
         if read is None:
-            return RecoveredUpdate(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return RecoveredUpdate.zero(numel)
         positions, exponent, table = read
         rows, columns = table.shape
         where = peeling.key_cells(positions, rows, columns, seed)
@@ -192,15 +189,16 @@ class SparseS2(Pair):
 
     def contraction(self, numel: int) -> float | None:
         first = self.first.contraction(numel)
-        return None if first is None else first * self.second.contraction(self.first.most(numel))
+        second = self.second.contraction(self.first.max_count(numel))
+        return None if first is None else first * second
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
-        most = self.first.most(numel)
+        max_count = self.first.max_count(numel)
         runs = [split_runs(v.cpu().numpy(), counts) for v in (positions, values)]
         sent = zip(*runs, seeds, strict=True)
-        return [self.second.pack_sparse(at, own, numel, most, seed) for at, own, seed in sent]
+        return [self.second.pack_sparse(at, own, numel, max_count, seed) for at, own, seed in sent]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return self.second._decode_row(section, layout, seed)
@@ -217,7 +215,7 @@ class RecoveredUpdate(Sparse):
 
 
 class S2Section(NamedTuple):
-    """The decoded body of a nonempty `s2` section."""
+    """The parsed body of a section with nonzeros."""
 
     positions: np.ndarray  # positions of the nonzeros, int64, ascending; at least one
     exponent: int
@@ -226,7 +224,7 @@ class S2Section(NamedTuple):
 
 def _max_columns(numel: int) -> int:
     """Return the largest permitted number of columns of a table for a vector [numel]."""
-    return min(MAX_COLUMNS_PER_COORDINATE * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
+    return min(max_columns(numel), (1 << 31) // max(THRESHOLDS) - 1)
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
@@ -247,7 +245,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
 
 def _write(body: S2Section, numel: int) -> bytes:
     positions, exponent, table = body
-    form, support = wire.pack(positions, numel)
+    form, support = positions_format.pack(positions, numel)
     bits = 1 + max(int(table.max()), -1 - int(table.min()), 0).bit_length()
     head = varint(positions.size) + bytes([form, len(table)]) + varint(table.shape[1])
     head += np.array(exponent, EXPONENT).tobytes() + bytes([bits])
@@ -255,10 +253,7 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Time and memory are O(numel).
-
-    Raises FrameError.
-    """
+    """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Raises FrameError."""
     data = memoryview(body)
     count, used = read_varint(data)
     expect(count <= numel, f"the header claims {count} nonzeros, but the vector has size {numel}")
@@ -276,7 +271,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     expect(in_range, "the exponent or the cell size of the table is out of range")
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, f"the list of positions has the unknown format {form}")
-    positions = wire.unpack(support, count, form, numel)
+    positions = positions_format.unpack(support, count, form, numel)
     table = _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
     return S2Section(positions, exponent, table)
 

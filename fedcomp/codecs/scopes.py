@@ -1,14 +1,11 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. SparseLoCo, too, selects the k largest coordinates of every chunk
-(Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The last chunk of a vector may have
-fewer than N coordinates. The tensor or chunk with index i is encoded with the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. SparseLoCo also selects the k largest coordinates of every chunk
+(Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706).
 
-With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of the chunk's section, the coordinate count and
-the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is
-usually shorter.
-
-A frame can only be decoded by a codec with the same chunk size N.
+The last chunk of a vector may have fewer than N coordinates. The tensor or chunk with index i is encoded with the seed of the frame plus i.
+Most codecs write one section for each chunk. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body
+for all chunks, which is usually shorter. A frame can only be decoded by a codec with the same chunk size N.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,14 +57,13 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # The number of selected coordinates is rounded: 1.49 to 1, and 1.5 to 2. The density of a tensor can therefore be lower than that
-        # of the whole vector, but is at least half of it.
+        # The number of selected coordinates is rounded: 1.49 to 1, and 1.5 to 2. The fraction of coordinates that is sent for a tensor can
+        # therefore be lower than for the whole vector, but it is at least half as large.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω, where
-        # ω is the variance (`Codec.variance`).
+        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:

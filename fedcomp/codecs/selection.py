@@ -1,17 +1,11 @@
-"""Base classes of codecs that select coordinates, such as top-k, and the format of their frames.
+"""Base classes of codecs that select coordinates, such as top-k.
 
-The body of a section contains, in order:
+A body contains the values and the positions of the selected coordinates. The form of the positions is their encoding: the encoder chooses
+the form with the fewest bytes, usually a Rice code (kernels/positions.py). Some codecs draw positions from the seed; these positions are
+not sent. The first byte of a body contains the form, and a flag from 0 to 3. The codec defines what its flags mean.
 
-    one byte: the form (encoding) of the positions in the low six bits, and a flag of the codec in the high two bits;
-    the values, in a format defined by the codec;
-    the positions, in the form with the fewest bytes, usually a Rice code (kernels/positions.py).
-
-Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
-values. The coordinate count of a section with the form 63 is the size of the vector. In all other sections, the coordinate count is the
-number of selected coordinates. If all coordinates are selected, the form is 42.
-
-With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
-joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
+With @chunk, all chunks have one joint body, unless positions are drawn from the seed. If the flag of a joint body is 0, each chunk also has
+a flag of its own. Otherwise, the codec encodes the values of all chunks jointly.
 """
 
 import math
@@ -26,19 +20,18 @@ from torch import Tensor
 from .. import kernels
 from ..errors import FrameError, SpecError
 from ..kernels import Chosen, Rows, rice
-from ..kernels import positions as wire
+from ..kernels import positions as positions_format
 from ..kernels.parallel import starmap
 from ..layout import Layout
-from .base import SEEDS, Codec, Context, chunk_seeds, expect, stacks
+from .base import SEEDS, Codec, Context, chunk_seeds, expect, stack_chunks
 from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-# first byte of the body: encoding (form) of the positions in the low bits, flag of the codec in the high bits
+# The first byte of a body: the form of the positions in the low bits, and the flag in the two high bits.
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
-IMPLIED = 63  # form of positions that the receiver draws from the seed
+DRAWN = 63  # form of positions that the receiver draws from the seed
 Unpacked = tuple[np.ndarray, int]  # the decoded float32 values, and the number of bytes read
-NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -50,42 +43,38 @@ class Selective(Codec):
     Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values.
     """
 
-    # whether positions are drawn from the seed by `implied` instead of being sent
-    draws = False
+    draws = False  # Positions are drawn from the seed by `draw_positions`, and are not sent
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Select coordinates of each of m ≥ 1 finite vectors and return their positions."""
         raise NotImplementedError("implement select or choose")
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Select coordinates of each vector. Return the positions of these coordinates, and the float32 values to send.
+        """Select coordinates of each vector. Return their positions, and the float32 values to send.
 
-        Codecs that scale values before encoding override this method.
+        Codecs that send other values than those of the vector, such as scaled values, override this method.
         """
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         """Return an upper bound of the number of coordinates that are sent for a vector [numel]."""
         return numel
 
-    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        """Draw `count` of the positions 0..numel-1 from the seed, and return them as int64, ascending.
-
-        Codecs with draws=True implement this method.
-        """
+    def draw_positions(self, numel: int, count: int, seed: int) -> np.ndarray:
+        """Draw `count` of the positions 0..numel-1 from the seed. Return them as int64, ascending. Needed only if `draws` is true."""
         raise FrameError(
-            f"the frame contains a seed instead of positions, but {self.name} needs positions; use the same codec on both sides"
+            f"the frame has no positions, but {self.name} does not draw positions from a seed; use the same codec on both sides"
         )
 
     @abstractmethod
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        """Encode the selected values of each of m vectors. Return a flag 0..3 and the bytes for each vector.
+        """Encode the selected values of each of m vectors. Return a flag from 0 to 3 and the bytes for each vector.
 
-        `values`: the nonzero float32 values of all vectors, concatenated. `counts` [m]: the number of values of each vector. The caller
-        ignores the result for a vector without values.
+        `values`: the float32 values of all vectors, concatenated; none is 0 unless positions are drawn from the seed. `counts` [m]: the
+        number of values of each vector. The caller ignores the result for a vector without values.
         """
 
     @abstractmethod
@@ -98,10 +87,10 @@ class Selective(Codec):
         sent = self.pack_values(values.cpu().numpy(), counts, seeds, context)
         sections = [EMPTY] * len(rows)
         if not self.draws:
-            forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
+            forms, codes = positions_format.pack_rows(positions.cpu().numpy(), counts, numel)
         for i, (count, (flag, data)) in enumerate(zip(counts.tolist(), sent, strict=True)):
             if count and self.draws:
-                sections[i] = _section(numel, IMPLIED, flag, varint(count), data)
+                sections[i] = _section(numel, DRAWN, flag, varint(count), data)
             elif count:
                 sections[i] = _section(count, forms[i], flag, data, codes[i])
         return sections
@@ -110,8 +99,8 @@ class Selective(Codec):
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
         numel = layout.numel
-        opened: list[Update | FrameError] = [Sparse(numel, NO_POSITIONS, NO_VALUES)] * len(sections)
-        # one tuple for each section with positions: index in the batch, number of values, form, encoded positions, values
+        opened: list[Update | FrameError] = [Sparse.zero(numel)] * len(sections)
+        # For each section with positions: its index, the number of values, the form, the encoded positions, and the values.
         read = []
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
@@ -119,9 +108,9 @@ class Selective(Codec):
             try:
                 first, data = take(memoryview(body), 1)
                 form, flag = first[0] & FORM, first[0] >> FLAG_SHIFT
-                if count == numel and form == IMPLIED:
+                if count == numel and form == DRAWN:
                     values = self._read_drawn(flag, data, numel, seed)
-                    opened[i] = Sparse(numel, self.implied(numel, values.size, seed), values)
+                    opened[i] = Sparse(numel, self.draw_positions(numel, values.size, seed), values)
                     continue
                 values, used = self.unpack_values(flag, data, count, seed)
                 read.append((i, count, form, data[used:], values))
@@ -129,7 +118,7 @@ class Selective(Codec):
                 opened[i] = error
         if read:
             places, counts, forms, codes, sent_values = zip(*read, strict=True)
-            rows = wire.unpack_rows(codes, counts, forms, numel)
+            rows = positions_format.unpack_rows(codes, counts, forms, numel)
             for i, row, sent in zip(places, rows, sent_values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
@@ -143,11 +132,11 @@ class Selective(Codec):
             starts = np.arange(first, first + len(rows)).repeat(counts) * size
             return positions.cpu().numpy() + starts, counts, values.cpu().numpy()
 
-        found = starmap(work, stacks(x, size))
+        found = starmap(work, stack_chunks(x, size))
         if not sum(counts.sum() for _, counts, _ in found):
             return varint(0)
         positions, counts, values = map(np.concatenate, zip(*found, strict=True))
-        form, code = wire.pack(positions, x.numel())
+        form, code = positions_format.pack(positions, x.numel())
         some = np.flatnonzero(counts)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
         flag, sent = self.pack_chunks(values, counts[some], seeds, context)
@@ -160,12 +149,12 @@ class Selective(Codec):
         count, start = read_varint(data)
         if not count:
             expect(len(data) == start, "more bytes follow, although no coordinates are selected")
-            return Sparse(numel, NO_POSITIONS, NO_VALUES)
+            return Sparse.zero(numel)
         expect(count <= numel, f"the header claims {count} coordinates, but the vector has {numel}")
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)
-        positions = wire.unpack(code, count, first[0] & FORM, numel)
+        positions = positions_format.unpack(code, count, first[0] & FORM, numel)
         some, counts = np.unique(positions // size, return_counts=True)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
         flag = first[0] >> FLAG_SHIFT
@@ -176,9 +165,7 @@ class Selective(Codec):
     ) -> tuple[int, bytes]:
         """Encode the values of m chunks. Return the flag of the joint body, and bytes with the values.
 
-        If the flag of the joint body is 0, the bytes begin with a separate flag for each chunk.
-
-        `counts` [m]: the number of values of each chunk, at least 1.
+        With flag 0, the bytes begin with a flag for each chunk. `counts` [m]: the number of values of each chunk, at least 1.
         """
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
@@ -187,9 +174,9 @@ class Selective(Codec):
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
     ) -> np.ndarray:
-        """Decode the values of m chunks into a float32 array.
+        """Decode the values of m chunks into a float32 array. `counts`: see `pack_chunks`.
 
-        `counts` [m]: the number of values of each chunk, at least 1. Raises FrameError unless `data` contains exactly these values.
+        Raises FrameError unless `data` contains exactly these values.
         """
         expect(flag == 0, f"the values of the chunks have the unknown format {flag}")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
@@ -225,7 +212,7 @@ class DensityCodec(Selective):
         """Return k, the number of coordinates to send for a vector [numel]."""
         return count_at_density(self.density, numel)
 
-    def most(self, numel: int) -> int:
+    def max_count(self, numel: int) -> int:
         return self.count(numel)
 
     @abstractmethod
@@ -259,7 +246,7 @@ def check_density(density: float) -> None:
 
 
 def count_at_density(density: float, numel: int) -> int:
-    """Return how many coordinates of a vector [numel] are sent at this density."""
+    """Return how many coordinates of a vector [numel] are sent at this density, at least one."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
@@ -274,10 +261,7 @@ def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
 
 
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """Return the mean magnitude of each of m consecutive runs of values, encoded as float32. `counts` [m]: lengths of the runs.
-
-    Sums are computed in float64, in the order of the values.
-    """
+    """Return the mean magnitude of each of m consecutive runs of values, encoded as float32. `counts` [m]: lengths of the runs."""
     packed = kernels.means(np.abs(values), counts).astype("<f4").tobytes()
     return [packed[at : at + MEAN.size] for at in range(0, len(packed), MEAN.size)]
 

@@ -3,8 +3,7 @@
 Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018.
 
 Every coordinate is decoded as its sign, 1 or −1. The sign of a zero is a random bit that depends on the seed and the coordinate. If every
-client has its own seed, the random signs of many clients cancel in a majority vote. The codec is neither contractive nor unbiased. The body
-contains the signs, one bit each (1 = positive), padded to a byte.
+client has its own seed, the random signs of many clients cancel in a majority vote. The codec is neither contractive nor unbiased.
 """
 
 from collections.abc import Sequence

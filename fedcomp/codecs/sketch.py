@@ -9,18 +9,15 @@ and s_r(i) = ±1 is a random sign:
     S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-The decoded vector contains the k largest estimates; all other coordinates are 0. Cells and signs depend only on the seed
-(kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
+The decoded vector contains the k estimates with the largest magnitudes; all other coordinates are 0. Cells and signs depend only on the
+seed (kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
 codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times
 this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
 factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
-The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
-32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
-
-With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 frames is exact if
-each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger unit. With
-cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
+With cells=int8, cells are rounded stochastically to integer multiples of a unit 2^e, so the rounded cells are unbiased. The sum of int8
+frames is exact if each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger
+unit. With cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
 """
 
 import math
@@ -41,13 +38,14 @@ from ..layout import Layout
 from . import floats
 from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
+from .levels import LARGEST
 from .selection import check_density, count_at_density, take
 from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
 MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
-FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
+FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms: number formats of the cells
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
@@ -59,12 +57,11 @@ TYPES: dict[int, np.dtype[Any]] = {
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -200, 127  # range of the exponent e of a unit 2^e
 ROUNDING_STREAM = 1 << 17  # index of the random stream that rounds cells
-LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A codec that sends a table of cells. The receiver estimates coordinates by medians. Frames with the same seed can be added."""
+    """A codec that sends a table of cells, from which the receiver estimates the coordinates. Frames with the same seed can be added."""
 
     rows: int = 5  # Number of rows, odd. More rows make large errors rarer.
     columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
@@ -98,7 +95,7 @@ class Sketch(Codec):
         """Return the number of columns of the table for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
         columns = self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))
-        return math.floor(min(_max_columns(numel), columns))
+        return math.floor(min(max_columns(numel), columns))
 
     def count(self, numel: int) -> int:
         """Return how many coordinates of a vector [numel] are decoded."""
@@ -130,7 +127,9 @@ class Sketch(Codec):
         read = [_read(section) for section in sections]
         pairs = zip(sections, read, strict=True)
         alike = {(s.count, one.count, one.form >= INT8, *one.raw.shape) for s, one in pairs}
-        problem = "sketches of different sizes, densities or cell types cannot be merged"
+        problem = (
+            "sketches of different sizes, densities or cell types cannot be merged; use one codec"
+        )
         require(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:
@@ -155,7 +154,7 @@ class Sketch(Codec):
 
 
 class SketchSection(NamedTuple):
-    """The decoded header and the raw cells of a section of `sketch`."""
+    """The parsed body of a nonempty section of `sketch`."""
 
     count: int  # k
     form: int
@@ -204,7 +203,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return a copy of the update in which sketches are decoded at the density of `codec` instead of the density in their frames."""
+    """Return a copy of the update whose sketches are decoded at the density of `codec`, not at the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -214,9 +213,10 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Multiply each sketch among the updates by its weight, and add the sketches.
+    """Return the weighted sums of the sketches among the updates.
 
-    Only sketches with the same seed and table shape can be added. Return one sum for each seed and shape, in the order of first occurrence.
+    Sketches are added only if they have the same seed, table shape, vector size and k. There is one sum for each combination of these, in
+    the order of first occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
@@ -231,17 +231,17 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
     return list(totals.values())
 
 
-def _max_columns(numel: int) -> int:
+def max_columns(numel: int) -> int:
     """Return the largest permitted number of columns of a sketch of a vector [numel]."""
     return MAX_COLUMNS_PER_COORDINATE * numel + 64
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Encode float32 cells [rows, columns] in the number format `form`. Return bytes: the form and the cells."""
+    """Encode float32 cells [rows, columns]. Return the form (number format) and the encoded cells."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
-        return bytes([form]) + floats.upper_halves(torch.from_numpy(cells)).tobytes()
+        return bytes([form]) + floats.to_bfloat16(torch.from_numpy(cells)).tobytes()
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
     random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
@@ -260,7 +260,7 @@ def _exponent(largest: float) -> int:
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Encode cells that are int64 multiples of 2^exponent. Return bytes: the form, the exponent and the cells."""
+    """Encode cells that are int64 multiples of 2^exponent. Return the form, the exponent and the encoded cells."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()
@@ -268,10 +268,10 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
-    """Add integer tables of one shape and return the sum as (exponent, int64 table).
+    """Add integer tables of one shape.
 
-    `tables`: (exponent e, table), where the entries of the table are in units of 2^e. The unit of the sum is the smallest unit of the
-    tables, or larger if the sum could exceed `bits` bits.
+    `tables`: pairs of an exponent e and a table in units of 2^e. The sum is such a pair, with an int64 table. Its unit is the smallest unit
+    of the tables, or larger if the sum could exceed `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
     top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top
@@ -295,7 +295,7 @@ def _read(section: Section) -> SketchSection:
     rows, columns, count = head
     first, data = take(data, 1)
     form, exponent = first[0], 0
-    valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
+    valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= max_columns(section.count)
     expect(
         valid,
         f"a sketch of {rows} rows of {columns} cells is impossible for {section.count} coordinates",
@@ -319,7 +319,7 @@ def _floats(body: SketchSection) -> np.ndarray:
     if form == FLOAT32:
         cells = raw.astype(np.float32)  # an aligned copy, which is faster to read than the frame
     elif form == BFLOAT16:
-        cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        cells = floats.from_bfloat16(raw)
     else:
         with np.errstate(over="ignore"):
             cells = (raw * np.float64(2.0**exponent)).astype(np.float32)

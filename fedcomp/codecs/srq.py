@@ -14,9 +14,7 @@ bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With t
 so that `vlc` sends about 1.8 bits per coordinate (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lowest level lo
-and step s. Before `srq` sends the lowest level lo and the step s, it rounds lo down and s up. `vlc` does not send lo, which is always 0.
-
-The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
+and step s. `srq` rounds lo down and s up, so that the levels still cover the block. `vlc` does not send lo, which is always 0.
 """
 
 import math
@@ -31,9 +29,9 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Factor for the variance bounds, because rounding the step s can increase the variance.
+# Factor of the variance bounds, because rounding the step s can increase the variance.
 ROUNDING = 1 + 2.0**-16
-HEAD = 1  # The first byte of the body for vlc
+FIRST_BYTE = 1  # The first byte of the body of `vlc`
 # With the step MIN_STEP, the quantized coordinates of a block have at most 2051 different values.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
@@ -56,7 +54,7 @@ class SRQ(rotated.RotatedCodec):
         d = int(np.diff(hadamard.edges(numel)).max(initial=1))
         return ROUNDING * min(d / 2, 2 * math.log(2 * d) + 2) / (self.levels - 1) ** 2
 
-    def head(self) -> int:
+    def first_byte(self) -> int:
         return self.levels - 1
 
     def width(self) -> int:
@@ -68,9 +66,9 @@ class SRQ(rotated.RotatedCodec):
         step = rotated.round_up((high - low) / (self.levels - 1))
         return blocks.rounded(low, step, self.levels - 1, self.code_type), [step, low]
 
-    def table(self, head: int) -> np.ndarray:
-        expect(head > 0, "the values have one quantization level; expected at least two")
-        return np.arange(head + 1, dtype=np.float32)
+    def table(self, first_byte: int) -> np.ndarray:
+        expect(first_byte > 0, "the values have one quantization level; expected at least two")
+        return np.arange(first_byte + 1, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class VLC(rotated.RotatedCodec):
     def variance(self, numel: int) -> float:
         return ROUNDING * min(self.step**2 / 4, self.step)
 
-    def head(self) -> int:
-        return HEAD
+    def first_byte(self) -> int:
+        return FIRST_BYTE
 
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
         step = rotated.round_nearest(self.step * np.sqrt(blocks.squares() / blocks.sizes))
@@ -105,9 +103,9 @@ class VLC(rotated.RotatedCodec):
         return varint(2 * smallest if smallest >= 0 else -2 * smallest - 1) + varint(size) + coded
 
     def unpack_codes(
-        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
+        self, first_byte: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> rotated.ReadCodes:
-        expect(head == HEAD, f"the values have the unknown format {head}")
+        expect(first_byte == FIRST_BYTE, f"the values have the unknown format {first_byte}")
         folded, start = read_varint(data)
         size, used = read_varint(data[start:])
         smallest = -(folded + 1) // 2 if folded & 1 else folded // 2

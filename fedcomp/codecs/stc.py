@@ -2,14 +2,9 @@
 
 Sattler et al., "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019, algorithm 1.
 
-The k coordinates with the largest magnitudes are decoded as μ·sign(x_i), where μ is the mean of these k magnitudes; all other coordinates
+The k coordinates with the largest magnitudes are decoded as μ·sign(x_i), where μ is the mean of these k magnitudes. All other coordinates
 are decoded as 0. Unlike in the paper, a frame never has more than k coordinates: among equal magnitudes, those at lower positions are
 selected first, and zeros are not sent.
-
-Format of the values (for the rest of the body, see codecs/selection.py):
-
-    μ, as float32;
-    the signs, one bit each (1 = positive), padded to a byte.
 """
 
 from collections.abc import Sequence

@@ -4,12 +4,14 @@ Wen et al., "TernGrad: ternary gradients to reduce communication in distributed 
 
 Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
 decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
-per layer, like the scope @layer. If the server announces scales (one float32 per section, under the name `scale`), clients use the
-announced scale, and clip larger values to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to
-m, times the scale.
+per layer, like the scope @layer.
+
+Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale. For this purpose, the
+strategy `shared-scale` announces one scale per section under the name `scale`. Clients then use the announced scale instead of their own,
+and clip larger values to it.
 
 In the paper, the standard deviation is measured around the mean. Here, it is the root mean square ‖x‖₂/√n, so that nearly equal values far
-from zero are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see codecs/levels.py).
+from zero are not clipped.
 """
 
 import math
@@ -23,9 +25,17 @@ from .. import kernels, spec
 from ..errors import ProtocolError
 from ..kernels import rounding
 from ..layout import Layout
-from . import levels as wire
 from .base import Codec, Context, require
 from .frame import Section
+from .levels import (
+    LARGEST,
+    MAX_MULTIPLE,
+    max_multiples_bytes,
+    open_multiples,
+    pack_multiples,
+    round_down,
+    unpack_multiples,
+)
 from .update import Update
 
 SCALE = np.dtype("<f4")  # format of an announced scale
@@ -49,24 +59,24 @@ class TernGrad(Codec):
         return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:
-        return wire.max_multiples_bytes(numel, 1)
+        return max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return the scale s of x, a float32 number. With the strategy `shared-scale`, a client reports its scale to the server."""
+        """Return the scale s of x, a float32 number. The strategy `shared-scale` sends it to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
-        return min(largest, wire.round_down(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
+        return min(largest, round_down(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         own = self.scale(x)
         scale = _announced(context, own)
         if not own or not scale:
-            return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
-        return wire.pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
+            return pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
+        return pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return wire.open_multiples(section)
+        return open_multiples(section)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         count, scales = sections[0].count, set()
@@ -74,20 +84,23 @@ class TernGrad(Codec):
         require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         total = np.zeros(count, np.int32)
         for section in sections if count else ():
-            symbols, top, scale = wire.unpack_multiples(section)
+            symbols, top, scale = unpack_multiples(section)
             if top:
                 total += symbols
                 total -= top
                 scales.add(scale)
         if not scales:
             return sections[0]
-        problem = "frames of different scales cannot be merged; the server must announce one scale"
+        problem = "frames of different scales cannot be merged; use --strategy shared-scale"
         require(len(scales) == 1, problem)
         (scale,) = scales
         top = int(np.abs(total).max())
-        is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
-        require(is_finite, "the sum of the frames is not finite, or is too large")
-        return wire.pack_multiples(total.astype(np.int16), scale)
+        is_finite = top <= MAX_MULTIPLE and top * scale <= LARGEST
+        require(
+            is_finite,
+            f"the sum of the frames is not finite, or exceeds {MAX_MULTIPLE} times their scale",
+        )
+        return pack_multiples(total.astype(np.int16), scale)
 
 
 def _announced(context: Context, own: float) -> float:
@@ -97,7 +110,7 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the scales that the server announced ({len(data)} bytes) do not include a scale for tensor or chunk {at}; "
+            f"the scales that the server announced ({len(data)} bytes, 4 per scale) do not include a scale for tensor or chunk {at}; "
             "server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])

@@ -5,10 +5,7 @@ with error feedback (the memory `residual`).
 
 Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
 number of selected coordinates depends on the update: there may be none, or all. The error is never larger than ‖x‖, so the contraction
-factor is δ = 0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
-
-With values=tau, the flag is 2. The frame then contains τ, as float32, and the signs, one bit each (1 = positive), padded to a byte. The
-flags 0 and 1 stand for float32 and float16 values (codecs/floats.py). For the rest of the body, see codecs/selection.py.
+factor is δ = 0. The threshold τ is rounded to float32.
 """
 
 from collections.abc import Sequence
@@ -22,9 +19,9 @@ from ..errors import SpecError
 from ..kernels import Chosen, Rows
 from . import floats, selection
 from .base import Context, expect
+from .levels import LARGEST, SMALLEST
 from .selection import Unpacked
 
-MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
 TAU = 2  # flag of values ±τ; codecs/floats.py defines the other flags
 
 
@@ -41,7 +38,7 @@ class Threshold(selection.Selective):
     delta = 0.0
 
     def __post_init__(self) -> None:
-        if not MIN_TAU <= self.tau <= MAX_TAU:
+        if not SMALLEST <= self.tau <= LARGEST:
             raise SpecError(
                 f"tau is {self.tau:g}; give a number above 0 in the range of float32, such as 0.01"
             )
@@ -64,6 +61,6 @@ class Threshold(selection.Selective):
             return floats.unpack(data, count, flag)
         sent, rest = selection.take(data, 4)
         tau = np.frombuffer(sent, "<f4")[0]
-        expect(MIN_TAU <= tau <= MAX_TAU, f"the threshold is {tau}, which is out of range")
+        expect(SMALLEST <= tau <= LARGEST, f"the threshold is {tau}, which is out of range")
         signs, _ = selection.take(rest, -(-count // 8))
         return np.where(kernels.unpack_signs(signs, count), tau, -tau), 4 + len(signs)

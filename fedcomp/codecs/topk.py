@@ -3,13 +3,10 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-Values are sent in the format of codecs/floats.py. With values=2bit, the flag is 2, and docs/reference/frame-format.md specifies the format.
-For the rest of the body, see codecs/selection.py.
-
-With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
-implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. If the values sent for a chunk have the mean m
-and the standard deviation σ, a value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo,
-the means of the bins are rounded to bfloat16. Without @chunk, the whole vector (with @layer: each tensor) is one chunk.
+With values=2bit, the values of a chunk are divided into four bins, and each value is decoded as the mean of its bin. Let m be the mean and
+σ the standard deviation of the values that are sent for a chunk. A value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and
+clipped to 0..3. Without @chunk, the whole vector (with @layer: each tensor) is one chunk. The public implementation of SparseLoCo (Sarfi et
+al. 2025) uses the same quantizer, from the library hivemind. Here, the means of the bins are also rounded to bfloat16.
 """
 
 from collections.abc import Sequence
@@ -50,7 +47,8 @@ class TopK(selection.Largest):
 
     def value_bytes(self, count: int) -> int:
         if self.values == "2bit":
-            return max_bins_bytes(count)
+            size = levels.packed_bytes(count, BINS)
+            return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize
         return floats.size(count, floats.flag(self.values))
 
     def pack_values(
@@ -85,7 +83,7 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Quantize the values of m chunks to the means of bins. Return the encoded means and bins.
+    """Quantize the values of m chunks to the means of bins, and encode the result.
 
     `counts` [m]: the number of values of each chunk, at least 1.
     """
@@ -100,14 +98,11 @@ def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
     sums = np.bincount(bins, values, n_bins)
     means = (sums[sizes > 0] / sizes[sizes > 0]).astype(np.float32)
     code = levels.pack(symbols, BINS)
-    return varint(len(code)) + code + floats.upper_halves(torch.from_numpy(means)).tobytes()
+    return varint(len(code)) + code + floats.to_bfloat16(torch.from_numpy(means)).tobytes()
 
 
 def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Decode the values of m chunks. Return the values, as float32, and the number of bytes read.
-
-    `counts`: see `pack_bins`. Raises FrameError.
-    """
+    """Decode the result of `pack_bins`. Return the values, as float32, and the number of bytes read. Raises FrameError."""
     length, start = read_varint(data)
     expect(length <= len(data) - start, "the bins of the values end too early")
     total = int(counts.sum())
@@ -116,13 +111,7 @@ def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
     occurs = np.bincount(bins, minlength=counts.size * BINS) > 0
     used = start + length + MEAN.itemsize * int(np.count_nonzero(occurs))
     expect(len(data) >= used, "the means of the bins end too early")
-    means = np.zeros(occurs.size, np.uint32)
-    means[occurs] = np.frombuffer(data[start + length : used], MEAN).astype(np.uint32) << 16
-    expect(kernels.all_finite(means.view(np.float32)), "the mean of a bin is NaN or infinity")
-    return means.view(np.float32)[bins], used
-
-
-def max_bins_bytes(count: int) -> int:
-    """Return the largest size in bytes of `count` quantized values of one chunk."""
-    size = levels.packed_bytes(count, BINS)
-    return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize
+    means = np.zeros(occurs.size, np.float32)
+    means[occurs] = floats.from_bfloat16(np.frombuffer(data[start + length : used], MEAN))
+    expect(kernels.all_finite(means), "the mean of a bin is NaN or infinity")
+    return means[bins], used

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,12 +29,12 @@ class Update(ABC):
     """A decoded vector with `numel` elements."""
 
     numel: int
-    # positions of the values in the vector, int64, ascending; None = all
+    # positions of the values in the vector, int64, ascending; None = values for all coordinates
     positions: np.ndarray | None
 
     @property
     def nonzeros(self) -> int:
-        """Number of coordinates for which the update has a value."""
+        """Number of coordinates for which the update has a value, even if this value is 0."""
         return self.numel if self.positions is None else self.positions.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
@@ -89,6 +90,11 @@ class Sparse(Update):
     positions: np.ndarray  # int64, ascending
     values: np.ndarray  # float32 values at `positions`
 
+    @classmethod
+    def zero(cls, numel: int) -> Self:
+        """Return the update of a zero vector [numel]."""
+        return cls(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         kernels.add_all_at(into, [self.positions], [self.values], [weight])
 
@@ -109,7 +115,7 @@ class Sparse(Update):
 class Bits(Update):
     """An update with one bit per coordinate.
 
-    The bit selects one of two values, which depend on the column of the coordinate. With c columns, coordinate i is in column i mod c.
+    The bit selects one of the two values of the coordinate's column. With c columns, coordinate i is in column i mod c.
     """
 
     numel: int

@@ -1,7 +1,4 @@
-"""Memories: error-feedback algorithms, each in its own file.
-
-A memory compensates for the errors of a client's lossy codec. Most memories store the part of the updates that was not sent yet.
-"""
+"""Memories: error-feedback algorithms, each in its own file. A memory compensates for the errors of a client's lossy codec."""
 
 import dataclasses
 import functools
@@ -15,7 +12,9 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # value of --memory that stands for `residual` or `none`, depending on the codec
+AUTO = (
+    "auto"  # value of --memory: `residual` if the codec is lossy and contractive, otherwise `none`
+)
 
 __all__ = [
     "AUTO",
@@ -44,8 +43,8 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
         frame = memory.propose(update)  # update: a vector [numel]; frame: bytes, or None if there is nothing to send
         memory.commit()  # or memory.rollback(), if the frame did not arrive
 
-    The spec string `auto` stands for `residual` if the codec is lossy and contractive, otherwise for `none`. `layout`: names and shapes of
-    the model's tensors, which are concatenated in an update; by default, an update is one tensor. Raises SpecError for an unknown memory or
+    The spec string `auto` means `residual` if the codec is lossy and contractive, otherwise `none`. `layout`: names and shapes of the
+    model's tensors, which are concatenated in an update; by default, an update is one tensor. Raises SpecError for an unknown memory or
     option. Raises ConfigError if error feedback would diverge with this codec, or if `layout` does not have `numel` elements.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):

@@ -1,10 +1,10 @@
 """The base class of memories. A memory compensates for the errors of a client's lossy codec.
 
-`propose(x)` returns a frame with the update x and, in most memories, the unsent part of earlier updates. This proposal is pending until the
+`propose(x)` encodes the update x and, in most memories, the unsent part of earlier updates as a frame. This proposal is pending until the
 caller calls `commit()` (the receiver accepted the frame) or `rollback()` (it did not). The state of a memory consists of tensors and bytes,
 so that it can be written to disk and moved between devices.
 
-Subclasses of `Memory` implement `_propose` and `_commit` for a stack: a list of m memories with the same class and codec.
+Subclasses of `Memory` implement `_propose` for m memories with the same class and codec, so that m updates are encoded together.
 """
 
 from abc import ABC, abstractmethod
@@ -55,11 +55,13 @@ class Memory(ABC):
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
     counterpart: ClassVar["type[Counterpart] | None"] = None  # the class of the server part
-    required_strategy: ClassVar[str] = ""  # the strategy that this memory needs ("" = any strategy)
-    # Whether the memory, instead of its codec, selects the coordinates to send. If True, the density of the codec is set to 1.
+    required_strategy: ClassVar[str] = (
+        ""  # the only strategy that works with this memory ("" = any strategy)
+    )
+    # Whether the memory selects the coordinates to send. If so, the density of the codec is set to 1, so that it sends all of them.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
-    needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
+    needs_moments: ClassVar[bool] = False  # whether local SGD must record `Context.moments`
     residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
@@ -80,7 +82,7 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec, the fraction of the coordinates that it sends. The density 0 restores the codec's original density.
+        """Set the density of the codec: the fraction of the coordinates that it sends. The density 0 restores the original density.
 
         Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
         """
@@ -97,8 +99,8 @@ class Memory(ABC):
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """Encode the update x [numel] as a frame, without modifying x. Return None if there is nothing to send.
 
-        Raises ConfigError if the previous proposal is still pending. Raises NonFiniteError if the update or the new state holds NaN or
-        infinity; the memory then stays unchanged.
+        Raises ConfigError if the previous proposal is still pending. Raises NonFiniteError, and leaves the memory unchanged, if the update
+        or the new state contains NaN or infinity.
         """
         (proposal,) = self.propose_batch([self], [x], [seed], context.at(None))
         return or_raise(proposal)
@@ -113,8 +115,8 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories with the same class and codec.
 
-        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. For
-        an update with NaN or infinity, the returned list has a NonFiniteError in place of the frame, and the memory is unchanged.
+        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. The
+        returned list contains a NonFiniteError instead of a frame where `propose` would raise it.
         """
         if not memories:
             return []
@@ -140,7 +142,7 @@ class Memory(ABC):
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """Return the next frame of the pending proposal, for memories that send several frames for an update.
 
-        Raises ConfigError if no proposal is pending, or if this memory sends only one frame per proposal. The memory then stays unchanged.
+        Raises ConfigError, and leaves the memory unchanged, if no proposal is pending, or if this memory sends one frame per proposal.
         """
         if self.pending is None:
             raise ConfigError("no proposal is pending; call propose() before proceed()")
@@ -150,8 +152,8 @@ class Memory(ABC):
     def commit(self, *, returned: bytes | None = None) -> Update | None:
         """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if `returned` is None.
 
-        `returned`: a frame sent back by the receiver, with the part of the update that the receiver did not use. Raises FrameError if
-        `returned` is damaged; the proposal then stays pending.
+        `returned`: a frame from the receiver with the part of the update that it did not use. If `returned` is damaged, raises FrameError
+        and leaves the proposal pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
@@ -159,17 +161,19 @@ class Memory(ABC):
                 "use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
-        self._commit([self], [self._settle()], [dropped])
+        self._commit([self], [self._take_pending()], [dropped])
         return dropped
 
     @classmethod
     def commit_batch(cls, memories: Sequence["Memory"]) -> None:
-        """Commit the pending frames of one or more memories with the same class and codec. All frames are decoded together, for speed."""
-        cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
+        """Commit the pending frames of one or more memories with the same class and codec, which is faster than one at a time."""
+        cls._commit(
+            memories, [memory._take_pending() for memory in memories], [None] * len(memories)
+        )
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. The unsent content stays in the residual, if the memory has one."""
-        self._settle()
+        """Record that the receiver did not accept the pending frame. A memory with a residual sends the update again later."""
+        self._take_pending()
         self._rollback()
 
     def reset(self) -> None:
@@ -186,8 +190,7 @@ class Memory(ABC):
     def state_dict(self, *, copy: bool = True) -> State:
         """Return the whole state as a dict of float32 vectors [numel] and bytes.
 
-        With `copy=False`, the vectors share storage with the memory. Do not modify the vectors, and read them before the next use of the
-        memory.
+        With `copy=False`, the vectors share storage with the memory: do not modify them, and read them before you use the memory again.
         """
         state = self._state()
         return _copied(state) if copy else state
@@ -225,7 +228,7 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_batch` without modifying x. The new state must be valid even if the receiver accepts no frame."""
+        """Implement `propose_batch` without modifying x. Set the state for the case that the frame is not accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
         """Return the bytes of a proposed frame to store in `pending`; by default, the whole frame."""
@@ -273,7 +276,7 @@ class Memory(ABC):
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
-    def _settle(self) -> bytes:
+    def _take_pending(self) -> bytes:
         if self.pending is None:
             raise ConfigError(
                 "no proposal is pending; call propose() before commit() or rollback()"
@@ -285,17 +288,16 @@ class Memory(ABC):
 class VectorMemory(Memory):
     """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector of zeros can be stored as None.
 
-    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
-    `_on_accepted` if an accepted frame changes vectors other than `residual`.
+    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. By default, an
+    accepted frame is subtracted from `residual`; subclasses in which it changes other vectors override `_on_accepted`.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # attributes with state vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        """Return the new state vectors after the update x [numel], and the vector to encode. Implementations must not modify the arguments.
+        """Return the new state vectors, for the case that the frame of the update x is not accepted, and the vector to encode.
 
-        The new state must be valid even if the receiver accepts no frame. `context.moments`: sums of gradients and squared gradients, or
-        None.
+        Do not modify the arguments. `context.moments`: sums of gradients and squared gradients, or None.
         """
         raise NotImplementedError("implement _update_vectors or _propose")
 
@@ -352,12 +354,13 @@ class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
     The server's state for a client equals the client's own state, because both apply the same updates with the same operations. If a client
-    starts without state (`fresh`), the server deletes the state that it stored for this client. `memory`: a memory configured like the
+    starts without state (`fresh`), the server deletes its state for this client. `memory`: a memory with the options and the codec of the
     clients' memories.
     """
 
     rate: float = 1.0  # learning rate of the round, divided by --lr
-    rates: Mapping[int, float] = {}  # learning rate of each client's update, divided by --lr
+    # Learning rate with which each client computed its update, divided by --lr. It differs from `rate` for a late update.
+    rates: Mapping[int, float] = {}
     # Whether the memory compares the norm of the model's change in a round (`squared_step` in `settle`) with the norms of client updates.
     compares_model_steps: ClassVar[bool] = False
 
@@ -380,7 +383,10 @@ class Counterpart(ABC):
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ids ascending, for clients not in `present` (the round's clients) whose estimates count in the mean."""
+        """Return pairs of a client and its estimate, in ascending order, for clients outside of the round that count in the mean.
+
+        `present`: the clients in the round.
+        """
         return ()
 
     def correction(
@@ -422,8 +428,8 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    This is momentum factor masking (Lin et al. 2018): once a coordinate is accepted, its momentum is stale. `sent`: indices of the sent
-    coordinates; None = all. `dropped`: the part of the update that the receiver did not use.
+    For a momentum vector, this is momentum factor masking (Lin et al. 2018): once a coordinate is accepted, its momentum is stale. `sent`:
+    indices of the sent coordinates; None = all. `dropped`: the part of the update that the receiver did not use.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent

@@ -7,11 +7,10 @@ the update x, the accumulated error h and the codec C:
     send C(y)
     h ← β·h + (x − C(y)) if C(y) is accepted, else h ← β·h + x
 
-The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A contractive codec with contraction δ has γ = 1 − δ. An
-unbiased codec with variance bound ω has γ = ω. After an accepted frame, the new error is (y − C(y)) + (β − α)·h, so an old error h shrinks
-if α²γ + (β − α)² < 1. Options with α²γ + (β − α)² ≥ 1 are rejected with an error. With biased codecs, β > 1 is also rejected: the error of
-a coordinate that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory
-`residual`.
+The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A codec with the contraction factor δ has γ = 1 − δ. An
+unbiased codec with the variance bound ω has γ = ω. After an accepted frame, the new error is (y − C(y)) + (β − α)·h, so an old error h
+shrinks if α²γ + (β − α)² < 1. All other options are rejected. With biased codecs, |β| > 1 is also rejected: the error of a coordinate that
+the codec never sends would grow by the factor |β| in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
 
 For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. If α were below β,
 old errors would count too little when the codec selects coordinates. With the default α and β, the error stays bounded for every

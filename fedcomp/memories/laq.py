@@ -12,9 +12,9 @@ In the threshold, θ^k is the model in round k, and η is the server's learning 
 in this round, and ε̂ its error in the last accepted proposal. As in the authors' code, the threshold covers D = 10 model steps, each with
 the weight ξ_d = 0.8/D. A client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η², because its model moves by
 α times the sum over M workers. The paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1)
-− 1. Codecs other than this quantizer also work if their error is small. With a large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients
-skip as many rounds as they may. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with
-any contractive codec. The mean includes the estimates q of clients that skip the round or are not in the round.
+− 1. Other codecs also work if their error is small. With a large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients always skip t̄
+rounds in a row. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with any contractive
+codec. The mean includes the estimates q of clients that skip the round or are not in the round.
 """
 
 import json
@@ -40,7 +40,7 @@ THRESHOLD = "threshold"  # name under which the server announces the threshold f
 NUMBER = struct.Struct("<d")
 NEVER = 2**62  # initial value of `age`, larger than every possible `patience`
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
-# Name of the entry with `age`, `error` and `pending_error` in a client's state. The paper calls `age` the clock.
+# Name of the entry with `age`, `error` and `pending_error` in a client's state
 NUMBERS = "clock"
 
 
@@ -107,7 +107,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error is larger than the vectors it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, because the error of this codec is too large; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
@@ -140,7 +140,7 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the threshold for skipping that the server announced. Without an announcement, return −∞, so that no round is skipped."""
+    """Return the announced threshold for skipping a round. Without an announcement, return −∞, so that no round is skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

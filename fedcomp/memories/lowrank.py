@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
 from ..codecs.base import nonfinite_errors
-from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
+from ..codecs.levels import LARGEST
+from ..codecs.matrices import LowRankUpdate, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
 from ..errors import MismatchError, NonFiniteError, ProtocolError
@@ -162,7 +163,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the bytes of each matrix's right factor, from which the next encoding starts. The keys are `right/0`, `right/1` and so on."""
+    """Return the right factor of each matrix, by its `start_name`. The next power iteration starts from this factor."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

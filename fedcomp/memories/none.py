@@ -9,7 +9,7 @@ from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
-SENT_ALL = b""  # value of `pending` if the pending frame contains all coordinates
+SENT_ALL = b""  # value of `pending` for a frame of a lossless codec, which contains all coordinates
 
 
 class NoMemory(Memory):

@@ -9,9 +9,7 @@ and the codec C:
     e ← a − C(a) if C(a) is accepted, else e ← a
 
 After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. While a proposal is
-pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from `residual`, and `rollback` does not change `residual`.
-
-With a lossless codec, the frame C(a) of the proposal contains the whole sum a = x + e, so the memory stores no copy of this sum.
+pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from it, and `rollback` does not change it.
 
 The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
 Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
@@ -23,10 +21,10 @@ from dataclasses import dataclass
 import torch
 
 from .. import spec
-from ..codecs import Context, Update
+from ..codecs import Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
-from .base import State, VectorMemory
+from .base import VectorMemory
 
 
 @dataclass(frozen=True)
@@ -55,46 +53,12 @@ class Residual(VectorMemory):
     def _propose(
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
-        decay, lossless = memories[0].options.decay, memories[0]._is_lossless
-        if lossless and len(memories) > 1:
-            calls = zip(memories, x, seeds, strict=True)
-            return [cls._propose([m], [row], [seed], context)[0] for m, row, seed in calls]
-        if lossless and memories[0].residual is None:
-            return cls._encode(memories, x, seeds, context)
-        like = x[0].to(torch.float32)
+        decay, like = memories[0].options.decay, x[0].to(torch.float32)
         residuals = [memory._vectors_on(like)["residual"] for memory in memories]
         sums = residuals if decay == 1 else [residual * decay for residual in residuals]
         proposals = cls._encode(memories, x, seeds, context, sums)
         for memory, proposal, before, total in zip(
             memories, proposals, residuals, sums, strict=True
         ):
-            after = None if lossless else total
-            memory.residual = before if isinstance(proposal, NonFiniteError) else after
+            memory.residual = before if isinstance(proposal, NonFiniteError) else total
         return proposals
-
-    @property
-    def _is_lossless(self) -> bool:
-        return self.codec.unscoped.lossless
-
-    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        if not self._is_lossless:
-            super()._on_accepted(update, dropped)
-        elif dropped is not None:
-            self.residual = dropped.dense()
-
-    def rollback(self) -> None:
-        frame = self.pending
-        super().rollback()
-        if self._is_lossless:
-            self.residual = self.codec.decode(frame, numel=self.numel, layout=self.layout)
-
-    def _state(self) -> State:
-        if self._is_lossless and self.pending is not None:
-            return {"pending": self.pending}
-        return super()._state()
-
-    def _load_state(self, state: State) -> None:
-        in_frame = self._is_lossless and "pending" in state
-        super()._load_state({"residual": None} | state if in_frame else state)
-        if in_frame:
-            self.residual = None

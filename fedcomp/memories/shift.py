@@ -35,7 +35,7 @@ CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with 
 
 
 class ShiftMemory(Memory):
-    """A memory that stores a float32 shift [numel], on the device of the last update."""
+    """The client's part: a memory that stores a float32 shift [numel], on the device of the last update."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
@@ -62,7 +62,7 @@ class ShiftMemory(Memory):
         return proposals
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return the frame to send, or None if the client skips the round. `difference`: x − rate·shift, which must not be modified."""
+        """Return `frame`, or None if the client skips the round. `difference`: x − rate·shift; do not modify it."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -106,9 +106,9 @@ class Estimate(Update):
 
 
 class ShiftCounterpart(Counterpart):
-    """The shifts that the server stores: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
+    """The server's part: a float32 shift [numel], on the CPU, for every client with an accepted update."""
 
-    # Whether the mean includes the shifts of clients that have no accepted update in the round.
+    # Whether the mean of a round includes the shifts of clients that are not in the round.
     counts_absent = False
 
     def __init__(self, memory: ShiftMemory):

@@ -1,18 +1,21 @@
 """Variance-based gradient compression: a coordinate is sent once its summed gradient is large compared to the gradient's variance.
 
 Tsuzuku, Imachi and Akiba, "Variance-based gradient compression for efficient distributed deep learning", ICLR 2018 (workshop), algorithm 1.
-With the gradients g of the local steps, a factor α and a decay ζ:
+With the update x, the gradients g of the local steps, a factor α and a decay ζ:
 
+    e ← e + x
     r ← r + Σ g
     v ← v + Σ g²
     send e at the coordinates where r² > α·v
+    e ← e − (accepted update)
     set r and v to zero at accepted coordinates, and v ← ζ·v at all other coordinates
 
-In the paper, the sums Σ g and Σ g² are over the examples of a batch. The accumulated update e is the attribute `residual`. For plain SGD
-with the learning rate η, e = −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of g and
-g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no effect.
-The most suitable codec is `topk`, which sends exact values. A codec that sends one magnitude for all coordinates is less accurate, because
-the magnitudes differ widely.
+In the paper, the sums Σ g and Σ g² are over the examples of a batch, and e = −η·r for the learning rate η. Here, e is the attribute
+`residual`. As in error feedback, it contains the codec's error. Without `Context.moments` (the sums of g and g²), an update counts as the
+gradient of a single step.
+
+The memory itself selects the coordinates, so the codec's option `density` has no effect. The most suitable codec is `topk`, which sends
+exact values. A codec that sends one magnitude for all coordinates is less accurate, because the magnitudes differ widely.
 """
 
 from dataclasses import dataclass

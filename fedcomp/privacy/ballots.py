@@ -12,7 +12,7 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              The sender's signature σ covers (slot, h, d), where d is SHA-256(slot, E, wraps, c).
     Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes the slot.
 
-A voter that cannot open (decrypt) a ballot reveals the private key of its card as a proof. This key cannot open any other ballot.
+If a voter cannot open (decrypt) a ballot, it reveals the private key of its card as a proof. This key cannot open any other ballot.
 """
 
 import os
@@ -54,7 +54,7 @@ class Slot:
     """The identity of one ballot. Signatures and keys are bound to a slot, so they are invalid for every other ballot."""
 
     run: str
-    # A random name that a server draws when it starts, so that a repeated round uses new keys
+    # A random name that a server draws when it starts. If a restarted server repeats a round, clients thus use new keys.
     attempt: str
     round: int
     sender: int
@@ -73,8 +73,8 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
     return r.to_bytes(HALF) + s.to_bytes(HALF)
 
 
-def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
-    """Return whether `signature` (96 bytes, from `sign`) is a valid signature of `text` for the public key `key`."""
+def is_signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+    """Return whether `signature` is a valid signature of `text` by the owner of the public key `key`."""
     try:
         r, s = int.from_bytes(signature[:HALF]), int.from_bytes(signature[HALF:])
         key.verify(encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
@@ -98,9 +98,9 @@ class Card:
 
 
 def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePublicKey) -> bytes:
-    """Return the public key on a voter's card. Raises ProtocolError if the voter did not sign the card for the ballot `slot`."""
+    """Return the public key on the card `data` of a voter. Raises ProtocolError if the voter did not sign the card for this slot."""
     public = data[:KEY]
-    if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
+    if len(data) != CARD or not is_signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
             f"the card (one-time key) of voter {voter} for the ballot of client {slot.sender} is not signed by voter {voter}"
         )
@@ -123,9 +123,9 @@ def seal(
     voters: Mapping[int, bytes],
     signer: ec.EllipticCurvePrivateKey,
 ) -> bytes:
-    """Return an encrypted and signed ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
+    """Return an encrypted and signed ballot. `voters`: dict from voter to the public key on its card.
 
-    `voters`: dict from voter to the public key on its card.
+    Raises ProtocolError for an invalid public key.
     """
     key, salt = os.urandom(KEY), os.urandom(SALT)
     own = X25519PrivateKey.from_private_bytes(os.urandom(KEY))
@@ -133,7 +133,7 @@ def seal(
     content = ChaCha20Poly1305(key).encrypt(NONCE, salt + bits, slot.bytes())
     wraps = b""
     for voter, public in sorted(voters.items()):
-        wrapping = ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public))
+        wrapping = ChaCha20Poly1305(_wrapping_key(slot, voter, own, public, point, public))
         wraps += WRAP.pack(voter, public, wrapping.encrypt(NONCE, key, None))
     commitment = _commitment(slot, salt, bits)
     signature = sign(signer, signed_text(slot, commitment, point, wraps, content))
@@ -142,12 +142,13 @@ def seal(
 
 @dataclass(frozen=True)
 class SealedBallot:
-    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt the ballot."""
+    """An encrypted ballot that its sender has signed."""
 
     slot: Slot
     point: bytes  # the public key E
     commitment: bytes  # the commitment h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: public key of its card, and encrypted K
+    # For each voter that can decrypt the ballot: the public key R on its card, and the encrypted key K.
+    wraps: Mapping[int, tuple[bytes, bytes]]
     content: bytes
 
     @classmethod
@@ -160,7 +161,7 @@ class SealedBallot:
         wraps, content = data[HEAD.size : end], data[end:]
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
-        if not signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
+        if not is_signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
             raise ProtocolError(
                 f"the ballot of client {slot.sender} is not signed by that client for this round"
             )
@@ -171,14 +172,14 @@ class SealedBallot:
 
     @property
     def size(self) -> int:
-        """The size in bytes of the packed signs in the ballot."""
+        """The size of the decrypted bits, in bytes."""
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
         """Decrypt the ballot and return its bits. `private`: private key of the voter's card.
 
-        Raises UnopenableBallot if the ballot cannot be decrypted, or if its bits differ from the sender's commitment. Raises ProtocolError
-        if the ballot is not encrypted for the voter's card; this error does not prove that the sender is at fault.
+        Raises UnopenableBallot if the sender is at fault: the ballot cannot be decrypted, or its bits differ from the sender's commitment.
+        Raises ProtocolError if the ballot is not encrypted for the voter's card, which does not prove that the sender is at fault.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
@@ -188,7 +189,7 @@ class SealedBallot:
                 f"the ballot of client {self.slot.sender} is not encrypted with the public key of voter {voter}"
             )
         try:
-            wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)
+            wrapping = _wrapping_key(self.slot, voter, own, self.point, self.point, public)
             key = ChaCha20Poly1305(wrapping).decrypt(NONCE, wrap, None)
             text = ChaCha20Poly1305(key).decrypt(NONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
@@ -203,10 +204,10 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a voter's complaint is justified: the private key of the voter's card cannot open the ballot.
+        """Return whether the sender is at fault, because the private key of the voter's card cannot open the ballot.
 
-        Returns False if the ballot does not contain `public`, the public key of the card. A voter could otherwise complain about a card
-        that the sender never received.
+        `public`: the public key of the card. Returns False if the ballot was encrypted for another public key, because the sender may never
+        have received this card.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False
@@ -228,12 +229,12 @@ def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, conte
     return slot.bytes("sealed", commitment, sha256(slot.bytes(point, wraps, content)).digest())
 
 
-def _wrapping(
+def _wrapping_key(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that encrypts the ballot's key K for a voter.
+    """Return the key that encrypts the key K for a voter. `point` is E, and `public` is R.
 
-    `own`: the private key e or the voter's private key; `other`: the public key of the other client. `point` is E, and `public` is R.
+    The sender calls this function with `own` = e and `other` = R. The voter calls it with the private key of R and `other` = E.
     """
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
 from ..codecs import Codec, overwrite
-from ..codecs.frame import min_overwrite_bytes, unwrap_decay, wrap_decay
+from ..codecs.frame import unwrap_decay, wrap_decay
 from ..errors import ConfigError, MismatchError
 from ..layout import Layout
 from ..memories import Memory, memory
@@ -208,7 +208,7 @@ class Broadcasts:
         if self._last_change is None:
             self._last_change = np.zeros(self.weights.numel(), np.int32)
         counts, last = self._n_changed, self._last_change
-        while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
+        while len(counts) <= missed and overwrite.min_bytes(counts[-1]) < below:
             positions = self._positions(self.cache[-len(counts)])
             if positions is None:
                 counts.append(sys.maxsize)
@@ -216,7 +216,7 @@ class Broadcasts:
             new = positions[last[positions] == 0]
             last[new] = len(counts)
             counts.append(counts[-1] + len(new))
-        if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
+        if len(counts) <= missed or overwrite.min_bytes(counts[missed]) >= below:
             return None
         return np.flatnonzero((last > 0) & (last <= missed))
 

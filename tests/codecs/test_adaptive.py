@@ -1,4 +1,4 @@
-"""Adaptive levels: squared errors against even levels and Max's table, exact small cases, unbiased stochastic rounding, and the frame."""
+"""The codec `adaptive`: its levels, its rounding and its frames."""
 
 import math
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 from cases import for_each
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import Section
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 
 NUMEL = 20_000
@@ -74,7 +74,7 @@ def test_lloyd_has_a_smaller_expected_error_than_quantiles(rounding, size):
         for placement in ("lloyd", "quantiles"):
             levels = (
                 codec(f"adaptive:rounding={rounding},levels={size},placement={placement}")
-                .place(x)
+                .quantization_levels(x)
                 .astype(np.float64)
             )
             lost.append(loss(x.double().numpy(), levels, rounding == "stochastic"))
@@ -123,7 +123,7 @@ def test_vectors_with_few_distinct_values_are_exact(spec):
 def test_stochastic_rounding_is_unbiased(spec, name):
     v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 60
     x = torch.from_numpy(v.astype(np.float32))
-    levels = codec(spec).place(x).astype(np.float64)
+    levels = codec(spec).quantization_levels(x).astype(np.float64)
     assert levels[0] == v.min() and levels[-1] == v.max() and np.clip(0, v.min(), v.max()) in levels
     cell = np.searchsorted(levels[1:-1], v, side="right")
     variance = (v - levels[cell]) * (levels[cell + 1] - v)
@@ -137,11 +137,11 @@ def test_stochastic_rounding_is_unbiased(spec, name):
 
 
 def test_stochastic_levels_minimize_the_variance():
-    """Moving any level that is not fixed by 3 % does not reduce the variance."""
+    """A level that is neither an end nor 0 cannot be moved by 3 % to reduce the variance."""
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
     levels = (
         codec("adaptive:rounding=stochastic,levels=8")
-        .place(torch.from_numpy(v.astype(np.float32)))
+        .quantization_levels(torch.from_numpy(v.astype(np.float32)))
         .astype(np.float64)
     )
 
@@ -151,22 +151,6 @@ def test_stochastic_levels_minimize_the_variance():
             moved = levels.copy()
             moved[j] *= factor
             assert loss(v, moved, True) > 0.9999 * least
-
-
-def test_residual_accepts_nearest_and_rejects_stochastic():
-    assert memory("residual", ADAPTIVE, 100)
-    with pytest.raises(ConfigError, match="diverges with adaptive"):
-        memory("residual", codec("adaptive:rounding=stochastic"), 100)
-
-
-def test_the_size_of_a_frame_is_near_its_table_and_the_entropy_of_its_codes():
-    x = torch.from_numpy(np.random.default_rng(1).standard_normal(10**6, np.float32))
-    frame = ADAPTIVE.encode(x)
-    shares = (
-        np.unique(ADAPTIVE.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1]
-        / x.numel()
-    )
-    assert len(frame) <= 4 * 16 + 100 + 1.01 * x.numel() / 8 * -(shares * np.log2(shares)).sum()
 
 
 @for_each(

@@ -1,4 +1,4 @@
-"""ATOMO draws atoms with the probabilities of least variance. Their mean is the update, and their expected number the budget."""
+"""The codec `atomo`: the probabilities of drawing atoms, the mean and the variance of decoded vectors, and the number of sent atoms."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def update(seed: int = 0) -> torch.Tensor:
 
 
 def probabilities_of_the_paper(sizes: np.ndarray, s: float) -> np.ndarray:
-    """Algorithm 1 of the paper: in descending order, atoms with p ≥ 1 are certain, and the others share the remaining budget."""
+    """Algorithm 1 of the paper: large atoms have probability 1, and the other atoms divide the remaining budget."""
     order, p = np.argsort(-sizes, kind="stable"), np.zeros(len(sizes))
     for i in range(len(sizes)):
         rest = sizes[order[i:]].sum()

@@ -1,4 +1,4 @@
-"""bfloat16: rounding to nearest, ties to even, at every scale, and only finite numbers."""
+"""The codec `bf16`: its rounding, extreme values and invalid frames."""
 
 import pytest
 import torch

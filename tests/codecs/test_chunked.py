@@ -1,4 +1,4 @@
-"""@chunk=N: a codec applied to consecutive chunks, in one frame with one header."""
+"""The scope @chunk=N: frames whose chunks are encoded separately or jointly."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_a_chunk_is_encoded_by_its_codec(spec, numel):
 
 @for_each("spec", ["topk:values=2bit", "sign"])
 def test_chunks_decode_to_the_same_values_in_pieces(spec):
-    """1,000 chunks are processed in two pieces. A frame of the first 500 chunks decodes to the same values."""
+    """The encoder processes 1,000 chunks in two pieces. A frame of the first 500 chunks is decoded to the same values."""
     x, c = vectors(401)["normal"].repeat(1300)[: 512 * 1000], codec(f"{spec}@chunk=512")
     y, half = c.decode(c.encode(x), numel=x.numel()), x[: x.numel() // 2]
     assert same_bits(y[: half.numel()], c.decode(c.encode(half), numel=half.numel()))
@@ -45,7 +45,7 @@ def test_exactly_k_of_every_chunk_are_sent():
 
 
 def test_the_settings_of_sparse_loco_take_9_5_bits_per_value():
-    """64 of every 4,096 values are sent. With 12-bit indices and 2-bit values they would take 14 bits each."""
+    """64 of every 4,096 values are sent. With 12-bit indices and 2-bit values, each would take 14 bits."""
     numel, c = 1 << 20, codec(SPARSE_LOCO)
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     update = c.open(c.encode(x), numel)

@@ -1,4 +1,4 @@
-"""Spec strings of codecs: the codecs that they build, and one-sentence errors with similar names."""
+"""Spec strings of codecs, and the errors about invalid spec strings."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Broadcasts with weight decay: the factor and the step are decoded unchanged, and invalid factors are refused."""
+"""Decay frames, which multiply the weights by a factor before they add an update."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""EDEN with one to four bits: optimal codes for a normal variable, the errors of the papers, and the limits of a Hadamard rotation."""
+"""The codecs `eden` and `drive`: their levels, their errors and the bounds of these errors."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of
+from every_codec import layout_of, normal
 
 from fedcomp import codec, memory
 from fedcomp.codecs import eden
@@ -21,10 +21,6 @@ CERTIFICATES = {
     3: (0.0626, 0.0076, 0.01293),
     4: (0.02224, -0.0084, 0.008631),
 }  # bits → A, B and C in the docstring of test_the_contraction_is_proven
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def lloyd_max(count: int) -> np.ndarray:
@@ -59,7 +55,7 @@ def test_the_tables_are_lloyd_max_quantizers(bits):
 
 @for_each("bits", BITS)
 def test_a_code_is_the_nearest_value(bits):
-    """The rotated decoded vector is S·q: u is the rotated x, q are the levels nearest to u/‖x‖, and S = ‖x‖²/⟨u, q⟩."""
+    """If the decoded vector is rotated, it is S·q, where u is the rotated x, q are the levels nearest to u/‖x‖, and S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
     y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
@@ -73,7 +69,7 @@ def test_a_code_is_the_nearest_value(bits):
 @for_each("spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"])
 @for_each("kind", ["normal", "one half zero"])
 def test_the_error_of_the_mean_over_clients(spec, kind):
-    """For m clients it is 0.571/m, 0.133/m, 0.036/m or 0.0096/m with 1 to 4 bits, for different vectors and for equal vectors."""
+    """With m clients, the relative error is LIMITS/m, whether their vectors are equal or different."""
     m, x = 40, normal(40, NUMEL)
     x = {"normal": x, "lognormal": x.exp(), "one half zero": x * (x > 0)}[kind]
     limit = LIMITS[codec(spec).bits]
@@ -141,7 +137,7 @@ def test_the_contraction_is_proven(bits):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_sparse_vectors_are_contracted(bits):
-    """For a vector with two equal coordinates, the error with one bit is half of the squared norm, which is the bound."""
+    """For a vector with two equal coordinates and one bit, the squared error is half of the squared norm, which is the bound."""
     c = codec(f"eden:bits={bits},damped=true")
     for count in (1, 2, 3, 4):
         x = (torch.arange(64) < count).float()

@@ -1,4 +1,4 @@
-"""Signs with one scale: the scale, its contraction, and vectors whose mean magnitude is subnormal."""
+"""The codec `efsign`: its scale, its contraction, and vectors whose mean magnitude is subnormal."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""Float16 with a power-of-two scale: precision at every scale, and only finite numbers."""
+"""The encoding of values as float16: errors at every scale, and invalid bytes."""
 
 import numpy as np
 import pytest

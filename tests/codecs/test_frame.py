@@ -1,4 +1,4 @@
-"""The frame format byte by byte, as codecs/frame.py describes it, and the size of frames."""
+"""Frames byte by byte, as docs/reference/frame-format.md specifies them, and the size of frames."""
 
 import math
 import struct

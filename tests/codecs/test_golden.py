@@ -1,9 +1,10 @@
 """Golden bitstreams: frames of earlier versions can be decoded, and equal vectors are still encoded as the same bytes.
 
-tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the nonzero
-coordinates that it decodes to. A codec that is not portable may encode these values as other bytes on another machine. After a deliberate
-change of the frame format or a new option, delete the file, run this test twice, read the difference and commit the file. For a new codec,
-run this test twice and commit the new file.
+For each spec string of a codec, tests/golden/NAME.json contains the frame of `vector(NUMEL, seed)` in hexadecimal, and the nonzero
+coordinates of the decoded vector. Codecs that are not portable may encode this vector as other bytes on another machine.
+
+After a deliberate change of the frame format, or for a new option, delete the file. Then, as for a new codec, run this test twice, read the
+difference and commit the file.
 """
 
 import json
@@ -34,7 +35,7 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 def golden(name: str, made: dict[str, dict], complete: bool = True) -> dict[str, dict]:
     """Return the content of tests/golden/NAME.json. If the file is missing or empty, write `made` to it for review, and fail.
 
-    `complete=False`: the file may lack cases, such as those of new codecs.
+    `made`: the frames of this version. `complete=False`: the file may lack cases, such as those of new codecs.
     """
     path = GOLDEN / f"{name}.json"
     text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Any byte string decodes to a finite vector of the receiver's size or raises FrameError, in memory proportional to this size."""
+"""Any byte string is decoded to a finite vector or raises FrameError, in memory proportional to the size of the vector."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ frames = st.builds(
 
 
 def read(spec: str, data: bytes, numel: int) -> bool:
-    """Return whether `data` decodes. Checks the result or the error."""
+    """Return whether `data` is a valid frame. Check the decoded vector or the error."""
     c, layout, into = codec(spec), layout_of(numel), torch.linspace(-1, 1, numel)
     before = into.clone()
     try:
@@ -134,7 +134,7 @@ def test_any_layers_with_a_valid_checksum_are_decoded_or_rejected(spec, numel, s
 @settings(max_examples=150)
 @given(frames, st.data())
 def test_any_change_with_a_valid_checksum_is_decoded_or_rejected(frame, data):
-    """Bytes after the checksum are replaced, inserted or deleted, and the checksum is correct, so only the inner checks can detect it."""
+    """Bytes are replaced, inserted or deleted. The checksum is correct, so only the checks of the codec can detect the change."""
     spec, numel, original = frame
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
@@ -177,18 +177,6 @@ def test_an_invalid_mean_is_rejected(spec, value):
     )
 
 
-@for_each("value", [np.nan, np.inf, -np.inf])
-@for_each("spec, start", [("identity", 2), ("topk", 2), ("identity@layer", 4)])
-def test_values_that_are_not_finite_are_rejected(spec, start, value):
-    frame = frame_of(spec, 401, "normal")
-    start += SECTIONS
-    assert not read(
-        spec,
-        reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401),
-        401,
-    )
-
-
 @for_each("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
 def test_unknown_flags_are_rejected(spec):
     frame = frame_of(spec, 401, "normal")
@@ -198,17 +186,17 @@ def test_unknown_flags_are_rejected(spec):
         assert not read(spec, reseal(bytes(changed), 401), 401)
 
 
-# The checks that every decoder needs, in the same cases for every codec. A new codec without one of these checks fails a test.
+# Checks that every decoder needs.
 
 
 NUMEL = 9
-# Two blocks of 64 or fewer coordinates. Values of 1 to 4 bits do not fill the last byte, so frames have padding bits.
+# A number of coordinates that gives frames with padding bits, because values of 1 to 4 bits do not fill the last byte.
 LONG = 73
 NOT_FINITE = [
     np.array(value, dtype).tobytes() for dtype in ("<f4", "<f2") for value in (np.nan, np.inf)
 ]
 HUGE = [varint(10**7), varint(2**62), (10**7).to_bytes(4, "little")]
-# Sketches are left out: they are decoded by medians over their cells, so a single cell may have no effect.
+# Codecs without a sketch. In a sketch, a single cell may have no effect, because coordinates are medians of several cells.
 NOT_SKETCHES = [
     spec for spec in (*available_codecs(), *PRODUCTS) if not {"sketch", "s2"} & {*spec.split("+")}
 ]
@@ -228,13 +216,13 @@ def decoded(spec: str, data: bytes, numel: int = NUMEL) -> torch.Tensor | None:
 
 
 def places(spec: str, frame: bytes) -> list[int]:
-    """Return the places of all bytes in the sections of a frame. Between the first 32 and the last 8, only every fifth is returned."""
+    """Return the indices of bytes in the sections of a frame: the first 32, the last 8, and every fifth in between."""
     start, stop = sections_start(spec), len(frame)
     return [at for at in range(start, stop) if at < start + 32 or at >= stop - 8 or at % 5 == 0]
 
 
 def changed_frames(spec: str, changes: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield a place in the sections of a frame, and the frame with one of `changes` in this place."""
+    """Yield an index of a byte in the sections of a frame, and the frame with one of `changes` at this index."""
     frame = frame_of(spec, NUMEL, "normal")
     for at in places(spec, frame):
         for new in changes:
@@ -253,7 +241,7 @@ def test_nan_and_infinity_are_not_decoded(spec):
 
 @for_each("spec", NOT_SKETCHES)
 def test_no_bit_is_ignored(spec):
-    """In particular, padding bits must be zero."""
+    """A frame with a changed bit, such as a padding bit that is not 0, is invalid or is decoded to another vector."""
     frame = frame_of(spec, LONG, "normal")
     y = decoded(spec, frame, LONG)
     for at in places(spec, frame):

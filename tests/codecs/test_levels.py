@@ -1,4 +1,4 @@
-"""The coding of levels: the shorter of two forms, and only one byte string for the same levels."""
+"""The encoding of levels: packed or entropy-coded symbols, and multiples of a unit."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from cases import for_each
-from every_codec import layout_of, vectors
+from every_codec import layout_of, normal, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,3 +250,17 @@ def test_selected_values_are_rounded_as_a_separate_vector(spec, scope):
             )
             alone = codec(spec).decode(codec(spec).encode(x[at], seed=4 + i), numel=at.size)
             assert y[at].tolist() == alone.tolist(), kind
+
+
+@for_each(
+    "spec",
+    ["qsgd", "qsgd:levels=1", "qsgd:levels=127", "qsgd:levels=1000"]
+    + ["terngrad", "terngrad:clip=0", "adaptive"],
+)
+def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(spec):
+    c, x = codec(spec), normal(10**6)
+    frame = c.encode(x)
+    _, counts = np.unique(c.decode(frame, numel=10**6).numpy(), return_counts=True)
+    probabilities = counts / 10**6
+    entropy = -(probabilities * np.log2(probabilities)).sum()
+    assert len(frame) <= 1.02 * entropy * 10**6 / 8 + 100

@@ -1,4 +1,4 @@
-"""Tensors as matrices: the sections of factors, decoding, and values that exceed float32."""
+"""Codecs that send matrices as factors: their sections, decoding, and values that exceed float32."""
 
 import struct
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, codec
 from fedcomp.codecs.frame import SECTIONS, varint
-from fedcomp.codecs.matrices import CHUNK, LARGEST, LowRankUpdate, shape_of
+from fedcomp.codecs.levels import LARGEST
+from fedcomp.codecs.matrices import CHUNK, LowRankUpdate, shape_of
 from fedcomp.errors import ConfigError
 
 LAYOUT = Layout.from_shapes(
@@ -135,7 +136,7 @@ def test_encoding_and_decoding_need_shapes(spec):
     ):
         with pytest.raises(
             ConfigError,
-            match=f"{c} needs the shapes of the tensors; give layout=…, or use a codec for vectors",
+            match=f"{c} needs the shapes of the tensors; give layout=fedcomp.Layout.of\\(model\\), or use a codec for vectors",
         ):
             call()
 

@@ -1,4 +1,4 @@
-"""Natural compression: rounding to the adjacent powers of two, its mean, extreme values, and at most nine bits per coordinate."""
+"""The codec `natural`: its rounding to powers of two, extreme values and the length of frames."""
 
 import math
 
@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import vectors
+from every_codec import normal, vectors
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import Section
 from fedcomp.kernels import philox
 from fedcomp.layout import Layout
 
 LARGEST = float(np.finfo(np.float32).max)
 NATURAL = codec("natural")
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
 def decoded(x: torch.Tensor, seed: int) -> np.ndarray:
@@ -92,20 +88,12 @@ def test_small_magnitudes_are_rounded_to_the_smallest_power_or_zero():
 
 @for_each("numel", [1, 7, 400, 20_000])
 def test_a_frame_has_at_most_nine_bits_per_coordinate(numel):
-    """This also holds if all signs and exponents are equally likely."""
+    """Random bits have equally likely signs and exponents, which entropy coding cannot shorten."""
     spread = np.random.default_rng(1).integers(0, 2**32, numel, np.uint32).view(np.float32)
     for v in (np.where(np.isfinite(spread), spread, 1), normal(numel).numpy()):
         frame = NATURAL.encode(torch.from_numpy(v.astype(np.float32)))
         assert len(frame) <= 9 + 3 + 1 + math.ceil(numel / 8) + numel
     assert numel < 400 or len(frame) < numel  # normal values have few different exponents
-
-
-def test_the_residual_memory_accepts_natural():
-    keeper, x = memory("residual", NATURAL, 1000), normal(1000)
-    for seed in range(30):
-        keeper.propose(x, seed=seed)
-        keeper.commit()
-    assert float(keeper.residual.norm()) < float(x.norm())
 
 
 def refused(body: bytes, numel: int, sentence: str) -> bool:

@@ -1,4 +1,4 @@
-"""One-bit quantization with two means per column, for matrices, convolutions and vectors."""
+"""The codec `onebit`: the means of columns in matrices, convolutions and vectors."""
 
 import math
 from fractions import Fraction
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +29,6 @@ MODEL = Layout.from_shapes(
 )
 
 
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
-
-
 def through(x: torch.Tensor, layout: Layout | None = None) -> torch.Tensor:
     return ONEBIT.decode(ONEBIT.encode(x, layout=layout), numel=x.numel(), layout=layout)
 
@@ -52,7 +48,11 @@ def expected(x: torch.Tensor, layout: Layout) -> np.ndarray:
 def test_a_coordinate_is_the_mean_of_the_values_of_its_sign_in_its_column(scope):
     c = codec("onebit" + scope)
     for seed in range(5):
-        x = torch.round(3 * normal(MODEL.numel, seed)) if seed % 2 else normal(MODEL.numel, seed)
+        x = (
+            torch.round(3 * normal(MODEL.numel, seed=seed))
+            if seed % 2
+            else normal(MODEL.numel, seed=seed)
+        )
         y = c.decode(c.encode(x, layout=MODEL), numel=x.numel(), layout=MODEL)
         np.testing.assert_array_max_ulp(y.numpy(), expected(x, MODEL), maxulp=1)
 
@@ -143,7 +143,7 @@ def refused(data: bytes, layout: Layout) -> bool:
 
 
 def test_invalid_means_are_rejected():
-    """The columns of a 3 × 3 matrix have both signs, no negative value, and only negative values."""
+    """The first column of the matrix has both signs, the second no negative value, and the third only negative values."""
     layout = Layout.from_shapes({"w": (3, 3)})
     frame = ONEBIT.encode(
         torch.tensor([[1.0, 0.0, -1.0], [-2.0, 2.0, -2.0], [0.0, 4.0, -3.0]]).flatten(),

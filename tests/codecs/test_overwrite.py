@@ -1,4 +1,4 @@
-"""The overwrite frame: the named weights become bit-identical to the sender's, and all others do not change."""
+"""Overwrite frames: the weights in a frame replace the receiver's weights bit for bit, and all other weights do not change."""
 
 import tracemalloc
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedcomp import FrameError
 from fedcomp.codecs import overwrite
-from fedcomp.codecs.frame import LAYER, MODEL, OVERWRITE, Section, min_overwrite_bytes, seal
+from fedcomp.codecs.frame import LAYER, MODEL, OVERWRITE, Section, seal
 
 NUMEL = 300
 WEIGHTS = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
@@ -44,9 +44,9 @@ def test_overwritten_weights_of_large_models_are_bit_identical(step):
 
 
 @for_each("count", [0, 1, 8, 9, 150, 300])
-def test_no_frame_is_smaller_than_min_frame_bytes(count):
-    """The first coordinates have the shortest gaps, and therefore the smallest frame."""
-    least = min_overwrite_bytes(count)
+def test_no_frame_is_smaller_than_min_bytes(count):
+    """The first `count` coordinates have the shortest gaps, and therefore the smallest frame."""
+    least = overwrite.min_bytes(count)
     assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
 
 

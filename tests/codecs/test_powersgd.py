@@ -1,4 +1,4 @@
-"""One step of power iteration, which is a projection, from a start that is random or announced by the server."""
+"""The codec `powersgd`: one step of power iteration from a random or an announced initial factor."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_the_error_is_not_larger_than_the_matrix_for_any_start():
 
 @for_each("rank", [1, 2, 4])
 def test_the_mean_contraction_over_seeds_is_as_declared(rank):
-    """An orthogonal matrix is the worst case: a projection on `rank` of its 12 directions keeps only these."""
+    """An orthogonal matrix is the worst case: a projection to `rank` dimensions keeps only the fraction rank/12 of its square."""
     layout, flat = (
         Layout.from_shapes({"w": (ROWS, ROWS)}),
         np.linalg.qr(matrix()[:, :ROWS]).Q.astype(np.float32),

@@ -1,4 +1,4 @@
-"""Products: every codec that selects coordinates combined with every codec of values."""
+"""Products: every codec that selects coordinates, combined with the codecs that encode their values."""
 
 import copy
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 from test_golden import NUMEL as FEW
@@ -49,10 +49,6 @@ every_product = for_each(
 )
 
 
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
-
-
 # The definition of a product.
 
 
@@ -73,7 +69,7 @@ def test_layers_stacks_and_sums_are_encoded_in_the_same_way(spec):
     c, layout, x = (
         codec(f"{spec}@layer"),
         layout_of(NUMEL),
-        torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, 2)]),
+        torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, seed=2)]),
     )
     frames = [c.encode(row, seed=seed, layout=layout) for seed, row in enumerate(x)]
     assert c.encode_batch(x, [0, 1, 2], layout=layout) == frames
@@ -95,7 +91,7 @@ def test_layers_stacks_and_sums_are_encoded_in_the_same_way(spec):
 
 @every_product
 def test_a_frame_has_the_bytes_of_its_halves_and_little_more(spec):
-    """A product adds only the ids of its halves, a length and a second count."""
+    """Besides the values and the positions, a product sends only the ids of its codecs, a length and a second count."""
     c, x = codec(spec), normal(10_000)
     (at, _), chosen = c.first.choose([x], [3])
     positions = b"" if c.draws else kernels.positions.pack(at.numpy(), 10_000)[1]
@@ -157,7 +153,7 @@ def test_attributes_are_derived_from_both_codecs():
         c.contraction(400) == 0.1 * (1 - 2.0**-21)
         and c.variance(400) is None
         and not c.linear
-        and c.most(400) == 40
+        and c.max_count(400) == 40
     )
     both = codec("randomk:density=1/10,scaled=true+natural")
     assert both.contraction(400) is None and both.variance(400) == 10 * 1.125 - 1
@@ -230,18 +226,6 @@ def test_no_frame_exceeds_the_declared_size(spec):
         for x in (vectors(numel)[name] for name in ("normal", "constant", "one spike")):
             assert len(c.encode(x, layout=layout)) <= longest_frame(c, layout)
             assert len(c.inner.encode(x)) <= longest_frame(c.inner, layout)
-
-
-@every_product
-def test_the_residual_memory_keeps_the_error_of_a_product(spec):
-    c = codec(spec)
-    if c.contraction(NUMEL) is None:
-        return
-    keeper, x = memory("residual", c, NUMEL), normal(NUMEL)
-    arrived = c.decode(keeper.propose(x, seed=4), numel=NUMEL)
-    assert np.array_equal(keeper.sent_positions, c.open(keeper.pending, NUMEL).positions)
-    keeper.commit()
-    assert torch.equal(keeper.residual, x - arrived)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Random-k: the drawn coordinates, their scaled values, and the bytes that are sent."""
+"""The codec `randomk`: the drawn coordinates, their scaled values, and the sum of frames."""
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import half, layout_of, reseal, same_bits, vectors
+from every_codec import half, layout_of, normal, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +19,6 @@ from fedcomp.strategies.schedule import Schedule
 
 NUMEL = 401
 LARGEST = float(np.finfo(np.float32).max)
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
 def decoded(
@@ -120,9 +116,13 @@ def test_declared_properties_and_memories_that_diverge():
     assert (plain.contraction(100), plain.variance(100)) == (0.1, None)
     assert (scaled.contraction(100), scaled.variance(100)) == (None, 9)
     assert (
-        plain.linear and scaled.linear and plain.seeded and plain.portable and plain.most(100) == 10
+        plain.linear
+        and scaled.linear
+        and plain.seeded
+        and plain.portable
+        and plain.max_count(100) == 10
     )
-    assert codec("randomk:density=1/10,by=magnitude").most(100) == 100
+    assert codec("randomk:density=1/10,by=magnitude").max_count(100) == 100
     for spec in (
         "randomk:scaled=true",
         "randomk:scaled=true,by=magnitude",
@@ -136,7 +136,7 @@ def test_declared_properties_and_memories_that_diverge():
 
 @for_each("density", ["1", "35%", "1/10", "1/400"])
 def test_the_variance_of_layers_allows_for_the_worst_rounding(density):
-    """In the worst case, k is rounded up for the whole vector but down for the only tensor that is not zero."""
+    """In the worst case, k is rounded up for the whole vector, but down for the only tensor that is not zero."""
     c = LayerWise(codec(f"randomk:density={density},scaled=true"))
     worst = 0.0
     for numel in range(1, 1500):
@@ -164,7 +164,7 @@ def test_error_feedback_sends_every_coordinate():
 
 def test_a_merged_frame_decodes_to_the_sum():
     c, layout = codec("randomk:density=1/8,scaled=true@layer"), layout_of(NUMEL)
-    frames = [c.encode(normal(NUMEL, i), seed=2**63 + 9, layout=layout) for i in range(5)]
+    frames = [c.encode(normal(NUMEL, seed=i), seed=2**63 + 9, layout=layout) for i in range(5)]
     total = c.decode(c.merge(frames), numel=NUMEL, layout=layout)
     assert same_bits(
         total, np.sum([c.decode(f, numel=NUMEL, layout=layout).numpy() for f in frames], axis=0)
@@ -192,7 +192,6 @@ def test_frames_with_different_seeds_densities_or_kinds_are_not_merged():
 
 @given(st.binary(max_size=3), st.integers(5, 60), st.integers(0, 4))
 def test_changed_frames_merge_to_finite_numbers_or_are_refused(new, at, drop_small):
-    """If a frame is changed and its checksum corrected, the sum has finite numbers or FrameError is raised."""
     c, x = codec("randomk:density=1/8"), torch.ones(64)
     frame = c.encode(x, seed=3)
     changed = reseal(frame[:at] + new + frame[at + drop_small :], 64)
@@ -208,7 +207,7 @@ def test_changed_frames_merge_to_finite_numbers_or_are_refused(new, at, drop_sma
 
 
 def shares(x: torch.Tensor, k: int) -> np.ndarray:
-    """Return the probabilities min(1, |x_i|/m) whose sum is k. m is found by bisection."""
+    """Return the probabilities min(1, |x_i|/m) whose sum is k. Bisection finds the threshold m."""
     magnitudes = abs(x.double().numpy())
     if (magnitudes > 0).sum() <= k:
         return (magnitudes > 0).astype(float)

@@ -1,4 +1,4 @@
-"""Properties of all codecs that rotate vectors, in addition to those of all codecs (test_every_codec.py)."""
+"""Properties of the codecs that rotate vectors, in addition to those of all codecs (test_every_codec.py)."""
 
 import struct
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import layout_of, normal, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec
 from fedcomp.codecs import rotated
@@ -30,10 +30,6 @@ HEADS = {
 }  # first bytes of other sections, and bytes that no section has
 BODY = SECTIONS + 8 + 2  # after the seed and a count of two bytes
 every_spec = pytest.mark.parametrize("spec", SPECS)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 @every_spec
@@ -66,23 +62,6 @@ def test_any_block_of_an_update_can_be_decoded(spec):
         (10, 39_000),
     ]:
         assert same_bits(update.block(start, stop), y[start:stop])
-
-
-@every_spec
-def test_rows_of_a_stack_are_encoded_like_single_vectors(spec):
-    c, x, seeds = codec(spec), normal(7, 401), list(range(7))
-    alone = [c.encode(row, seed=seed) for row, seed in zip(x, seeds, strict=True)]
-    assert c.encode_batch(x, seeds) == alone
-
-
-@every_spec
-def test_the_codec_can_be_the_second_half_of_a_product(spec):
-    c, x = codec(f"topk:density=20%+{spec}"), normal(1001)
-    y = c.decode(c.encode(x, seed=4), numel=1001)
-    kept = x.abs() >= x.abs().topk(200).values[-1]
-    alone = codec(spec)
-    values = alone.decode(alone.encode(x[kept], seed=4), numel=200)
-    assert same_bits(y[kept], values) and not y[~kept].any()
 
 
 @every_spec
@@ -178,7 +157,6 @@ def test_a_section_must_count_every_coordinate(count):
 
 
 def test_frames_with_the_largest_scales_decode_to_finite_values():
-    """The frame has the largest scales that are allowed."""
     largest = struct.pack("<d", rotated.MAX_SCALE)[4:]
     for spec, numbers in [("drive", 1), ("eden:bits=4", 1), ("srq", 2), ("vlc", 1)]:
         frame, count = (

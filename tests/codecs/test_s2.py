@@ -1,17 +1,17 @@
-"""The sum of s2 frames is exact, or the update reports the number of coordinates that could not be decoded."""
+"""The codec `s2`: the sum of frames is exact, or the decoded update reports how many values are estimates."""
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, reseal, same_bits, vectors
+from every_codec import reseal, same_bits, vectors
 from test_hostile_frames import peak, read
 
-from fedcomp import FrameError, codec, memory
+from fedcomp import FrameError, codec
 from fedcomp.codecs import at_density
 from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.s2 import MAX_BITS, S2, _pack_cells, _size, _unpack_cells
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import SpecError
 from fedcomp.kernels import peeling
 
 NUMEL = 100_000
@@ -26,7 +26,7 @@ def sparse(numel: int, at: np.ndarray, seed: int) -> torch.Tensor:
 
 
 def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torch.Tensor], int]:
-    """Return sparse vectors that share coordinates, and the number of different coordinates."""
+    """Return sparse vectors with overlapping supports, and the size of the union of these supports."""
     draw = np.random.default_rng(seed)
     places = draw.choice(numel, union, replace=False)
     xs = [
@@ -143,7 +143,7 @@ def test_tables_of_different_shapes_are_not_added():
 
 @pytest.mark.slow
 def test_the_encoder_takes_more_columns_if_it_cannot_decode_a_frame():
-    """Finds a seed with which coordinates 3 and 8 share all of their cells."""
+    """The test searches for a seed with which coordinates 3 and 8 have the same cells."""
     c = S2()
     for seed in range(20_000):
         columns = c.width(2)
@@ -193,7 +193,7 @@ def test_a_product_sends_what_its_first_half_selects():
 
 
 def test_frames_of_a_product_can_be_added_for_any_vectors():
-    """The tables are large enough for the largest number of sent coordinates times `union`."""
+    """All tables have room for `union` times the largest number of sent coordinates, so they have the same shape."""
     xs = [
         vectors(NUMEL)["normal"],
         sparse(NUMEL, np.arange(7), 1),
@@ -215,19 +215,6 @@ def test_the_density_of_a_product_can_be_changed():
     assert codec("topk:density=1%+s2").contraction(1000) == pytest.approx(0.01)
 
 
-def test_the_residual_memory_keeps_values_that_were_not_sent():
-    for spec in (
-        "topk:density=1%+s2",
-        "topk:density=1%+s2:values=int16@layer",
-        "s2:columns=90,values=int16",
-    ):
-        layout = layout_of(1001)
-        keeper, x = memory("residual", codec(spec), 1001, layout), vectors(1001)["normal"]
-        arrived = codec(spec).decode(keeper.propose(x, seed=4), numel=1001, layout=layout)
-        keeper.commit()
-        assert torch.equal(keeper.residual, x - arrived)
-
-
 @for_each(
     "text, says",
     [
@@ -244,14 +231,6 @@ def test_the_residual_memory_keeps_values_that_were_not_sent():
 def test_an_invalid_spec_is_refused_in_one_sentence_with_the_fix(text, says):
     with pytest.raises(SpecError, match=says):
         codec(text)
-
-
-def test_the_residual_memory_refuses_an_unbiased_selection():
-    with pytest.raises(
-        ConfigError,
-        match="use --memory none, or --uplink stc",
-    ):
-        memory("residual", codec("randomk:by=magnitude,scaled=true+s2"), 1001)
 
 
 # Frames that no encoder makes.

@@ -1,4 +1,4 @@
-"""A codec that needs its seed for decoding reads it from the frame. Each tensor has its own seed."""
+"""Codecs that need the seed to decode: the frame contains the seed, and each tensor has its own seed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2**63, 2**64 - 1, 2**64, 2**70 + 3, -1)
 
 @dataclass(frozen=True)
 class Mask(Codec):
-    """A codec that sends about half of the coordinates, drawn from the seed, without their positions. Its id is that of another codec."""
+    """A codec that sends about half of the coordinates, drawn from the seed, without their positions."""
 
     name: ClassVar[str] = "mask"
     id: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""Codecs that send few coordinates: opening batches, and positions that take fewer bytes where they are close together."""
+"""Codecs that select coordinates: batches of frames, and the size of encoded positions."""
 
 import math
 import struct

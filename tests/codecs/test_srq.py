@@ -1,19 +1,16 @@
-"""Stochastic rotated quantization: its mean, its length, and its error with and without a rotation."""
+"""The codec `srq`: its mean, the length of frames, and its error with and without a rotation."""
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
+from every_codec import normal
 
 from fedcomp import codec
 from fedcomp.errors import SpecError
 from fedcomp.kernels import hadamard
 
 NUMEL = 4096
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def spikes() -> torch.Tensor:
@@ -73,7 +70,7 @@ def test_the_mean_over_seeds_is_the_vector(levels):
 
 
 def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
-    """The rotated decoded vector has k evenly spaced levels from the smallest to the largest value of the rotated vector."""
+    """If the decoded vector is rotated, it has k evenly spaced levels from the smallest to the largest value of the rotated input."""
     x, seed = normal(NUMEL), 6
     y = codec("srq:levels=5").decode(codec("srq:levels=5").encode(x, seed=seed), numel=NUMEL)
     exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))

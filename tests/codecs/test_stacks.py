@@ -1,4 +1,4 @@
-"""A large stack is encoded in slices, with the same frames."""
+"""A large batch is encoded in several groups, which give the same frames."""
 
 import pytest
 import torch

@@ -1,10 +1,10 @@
-"""Selection by a fixed threshold, and Strom's algorithm, which is this codec with a residual memory."""
+"""The codec `threshold`, and Strom's algorithm: this codec with the memory `residual`."""
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import reseal, same_bits, vectors
+from every_codec import normal, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
 from fedcomp.codecs import at_density
@@ -12,10 +12,6 @@ from fedcomp.codecs.frame import SECTIONS
 from fedcomp.errors import ConfigError, SpecError
 
 NUMEL = 401
-
-
-def normal(numel: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
 def test_a_value_equal_to_the_threshold_is_sent():
@@ -68,7 +64,7 @@ def test_threshold_with_a_residual_is_the_algorithm_of_strom():
         np.zeros(NUMEL, np.float32),
     )
     for step in range(50):
-        g = 0.1 * normal(NUMEL, step)
+        g = 0.1 * normal(NUMEL, seed=step)
         r = r + g.numpy()
         sent = np.where(r >= tau, tau, np.where(r <= -tau, -tau, np.float32(0)))
         frame = keeper.propose(g, seed=step)
@@ -82,7 +78,7 @@ def test_threshold_with_a_residual_is_the_algorithm_of_strom():
     "spec", ["threshold:tau=1e-3", "threshold:tau=3,values=fp32", "threshold:tau=2.6,values=fp16"]
 )
 def test_a_large_update_is_added_to_the_residual_and_encoded(spec):
-    c, e, x = codec(spec), normal(200_000, 1), normal(200_000, 2)
+    c, e, x = codec(spec), normal(200_000, seed=1), normal(200_000, seed=2)
     total = e + x
     (frame,) = c.encode_batch([x], [0], onto=[e])
     assert same_bits(e, total) and c.encode_batch(total[None], [0]) == [frame]

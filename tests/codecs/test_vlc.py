@@ -1,12 +1,11 @@
-"""Rotated quantization with entropy coding: the length of frames is near the entropy of their values."""
+"""The codec `vlc`: the length of frames, the error, and invalid frames."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
 from cases import for_each
-from every_codec import reseal, vectors
+from every_codec import normal, reseal, vectors
 
 from fedcomp import FrameError, codec
 from fedcomp.codecs.frame import SECTIONS
@@ -14,10 +13,6 @@ from fedcomp.errors import SpecError
 from fedcomp.kernels import hadamard
 
 STEPS = ("0.125", "0.5", "1.41421356", "3", "8")
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
 def entropy_bytes(symbols: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""AdaComp: the paper's selection by bins and common magnitude, with error feedback."""
+"""The memory `adacomp`: the coordinates and the magnitude that it sends, and its residual."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Deep gradient compression: the paper's recursion, masking, clipping, and a changing density."""
+"""The memory `dgc`: its recursion, masking, clipping, and a changing density."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""DIANA: the server's estimate is unbiased, and its error vanishes for a constant update."""
+"""The memory `diana`: its shift, its step size, and the error of the server's estimate."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from every_codec import layout_of, same_bits
 from torch import Tensor
 
 from fedcomp import available_codecs, codec, memory
-from fedcomp.codecs import Context, LayerWise, Update
+from fedcomp.codecs import Context, LayerWise
 from fedcomp.codecs.frame import Section
 from fedcomp.codecs.identity import Identity
 from fedcomp.errors import ConfigError
@@ -118,7 +118,3 @@ def test_estimates_are_unbiased_and_their_error_vanishes(c):
         assert float((mean - x).square().sum()) <= 2 * error / 10 + 1e-9
     early, late = mean_estimate(c, x, 1, runs=2)[1], mean_estimate(c, x, 30, runs=1)[1]
     assert late < 0.01 * early
-
-
-def test_a_codec_in_a_test_opens_its_own_frames():
-    assert isinstance(Coin().open(Coin().encode(update(1), seed=1), NUMEL), Update)

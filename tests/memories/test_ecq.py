@@ -1,4 +1,4 @@
-"""ECQ: the paper's recursion, and pairs of weight and decay that do not diverge."""
+"""The memory `ecq`: its recursion, and the options with which it diverges."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""EF21: the server's estimate converges to a constant update, at the rate at which the codec contracts."""
+"""The memory `ef21`: the server's estimate of a constant update converges at the rate at which the codec contracts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The protocol of a memory: a proposal, then one commit or rollback. Calls out of order are refused without a change of state."""
+"""Properties of every memory: a proposal is followed by one commit or rollback, and errors do not change the state."""
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ NUMEL = 401
 # Codecs that send every coordinate
 DENSE = ("identity", "qsgd:levels=16@layer", "powersgd:rank=1")
 CODECS = (*DENSE, "topk:density=1/10", "stc:density=1/10@layer", "sketch:cells=int8")
+# Memories whose proposals have several frames, with the context of each phase
 IN_PHASES = {
-    "sketched": {  # memories whose proposals have several frames, and the context of each phase
+    "sketched": {
         SKETCH: Context(phase=SKETCH),
         VALUES: Context(
             phase=VALUES,
@@ -30,17 +31,17 @@ def make(name: str, spec: str) -> Memory:
     return memory(name, codec(spec), NUMEL, layout_of(NUMEL))
 
 
-def suits(name: str, spec: str) -> bool:
+def accepts(name: str, spec: str) -> bool:
     try:
         return bool(make(name, spec))
     except ConfigError:
         return False
 
 
-PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
+PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if accepts(name, spec)]
 every_memory = for_each("name", available_memories())
 every_pair = for_each("name, spec", PAIRS)
-# Each memory with the first and the last of its codecs, which are a dense and a sparse one if it accepts both.
+# Each memory with the first and the last codec in CODECS that it accepts: a dense and a sparse codec, if it accepts both.
 two_each = for_each(
     "name, spec",
     dict.fromkeys(
@@ -50,7 +51,7 @@ two_each = for_each(
         ]
     ),
 )
-# Each memory with one codec, a lossy one if it accepts such, for properties that do not depend on the codec.
+# Each memory with the last codec that it accepts, for properties that do not depend on the codec.
 one_each = for_each("name, spec", [*{pair[0]: pair for pair in PAIRS}.values()])
 
 
@@ -60,22 +61,15 @@ def update(seed: int) -> torch.Tensor:
 
 def propose(m: Memory, x: torch.Tensor, seed: int = 0) -> bytes:
     """Return the first frame of a proposal."""
-    return m.propose(x, seed=seed, context=begins(m.name))
+    return m.propose(x, seed=seed, context=first_context(m.name))
 
 
 def propose_batch(memories: list[Memory], x: torch.Tensor, seeds: list[int]) -> list:
-    return type(memories[0]).propose_batch(memories, x, seeds, begins(memories[0].name))
+    return type(memories[0]).propose_batch(memories, x, seeds, first_context(memories[0].name))
 
 
-def begins(name: str) -> Context:
+def first_context(name: str) -> Context:
     return next(iter(IN_PHASES.get(name, {"train": Context()}).values()))
-
-
-def copied(state: dict) -> dict:
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in state.items()
-    }
 
 
 def same_state(a: dict, b: dict) -> bool:
@@ -84,8 +78,8 @@ def same_state(a: dict, b: dict) -> bool:
     )
 
 
-def warm(name: str, spec: str) -> Memory:
-    """Return a memory after some proposals."""
+def after_proposals(name: str, spec: str) -> Memory:
+    """Return a memory after three proposals."""
     m = make(name, spec)
     for seed, settle in enumerate((m.commit, m.rollback, m.commit)):
         propose(m, update(seed), seed)
@@ -118,9 +112,9 @@ def test_the_memory_none_stores_no_copy_of_a_lossless_frame():
 
 @one_each
 def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
-    m = warm(name, spec)
+    m = after_proposals(name, spec)
     propose(m, update(8))
-    before = copied(m.state_dict())
+    before = m.state_dict()
     with pytest.raises(ConfigError, match="a proposal is pending"):
         propose(m, update(9))
     with pytest.raises(ConfigError, match="a proposal is pending"):
@@ -130,8 +124,8 @@ def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
 
 @one_each
 def test_settling_without_a_proposal_is_refused(name, spec):
-    for m in (make(name, spec), warm(name, spec)):
-        before = copied(m.state_dict())
+    for m in (make(name, spec), after_proposals(name, spec)):
+        before = m.state_dict()
         for settle in (m.commit, m.rollback):
             with pytest.raises(ConfigError, match="no proposal is pending"):
                 settle()
@@ -140,8 +134,8 @@ def test_settling_without_a_proposal_is_refused(name, spec):
 
 @one_each
 def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
-    for m in (make(name, spec), warm(name, spec)):
-        x, before = update(8), copied(m.state_dict())
+    for m in (make(name, spec), after_proposals(name, spec)):
+        x, before = update(8), m.state_dict()
         x[266] = float("nan")
         with pytest.raises(NonFiniteError, match="nan in tensor 'b', element 0"):
             propose(m, x)
@@ -153,8 +147,8 @@ def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
 
 @one_each
 def test_an_update_of_another_model_is_refused(name, spec):
-    m = warm(name, spec)
-    before = copied(m.state_dict())
+    m = after_proposals(name, spec)
+    before = m.state_dict()
     for x in (torch.ones(1), torch.ones(NUMEL + 1), torch.ones(1, NUMEL)):
         with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
             propose(m, x)
@@ -165,7 +159,7 @@ def test_an_update_of_another_model_is_refused(name, spec):
 
 @every_pair
 def test_sent_positions_are_those_of_the_pending_frame(name, spec):
-    m, layout = warm(name, spec), layout_of(NUMEL)
+    m, layout = after_proposals(name, spec), layout_of(NUMEL)
     assert m.sent_positions.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
     read = (
@@ -179,9 +173,9 @@ def test_sent_positions_are_those_of_the_pending_frame(name, spec):
 @one_each
 @for_each("settle", ["commit", "rollback"])
 def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spec, settle):
-    stayed = warm(name, spec)
+    stayed = after_proposals(name, spec)
     propose(stayed, update(8), 8)
-    state = copied(stayed.state_dict())
+    state = stayed.state_dict()
     assert all(
         isinstance(v, bytes) or (v.dtype == torch.float32 and v.shape == (NUMEL,))
         for v in state.values()
@@ -201,10 +195,10 @@ def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spe
 
 @one_each
 def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
-    m = warm(name, spec)
+    m = after_proposals(name, spec)
     assert "pending" not in m.state_dict()
     propose(m, update(8))
-    m.load_state_dict(copied(warm(name, spec).state_dict()))
+    m.load_state_dict(after_proposals(name, spec).state_dict())
     assert m.pending is None
 
 
@@ -212,7 +206,13 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 def test_memories_of_a_stack_behave_like_single_ones(name, spec):
     dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (
-        [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
+        [
+            make(name, spec),
+            after_proposals(name, spec),
+            make(name, spec),
+            after_proposals(name, spec),
+        ]
+        for _ in range(2)
     )
     for round in range(3):
         x = torch.stack([update(10 * round + i) for i in range(4)]).to(dtype)
@@ -249,9 +249,9 @@ def test_every_memory_is_tested_with_at_least_one_codec(name):
 
 @one_each
 def test_memories_loaded_from_one_state_share_nothing(name, spec):
-    first, second, third = warm(name, spec), make(name, spec), make(name, spec)
+    first, second, third = after_proposals(name, spec), make(name, spec), make(name, spec)
     state = first.state_dict()
-    before = copied(state)
+    before = first.state_dict()
     second.load_state_dict(state)
     third.load_state_dict(state)
     for m in (first, second):

@@ -1,4 +1,4 @@
-"""LAQ: a client skips rounds while its difference is small compared with the last model steps and the codec's error."""
+"""The memory `laq`: the rounds in which a client sends nothing."""
 
 from itertools import pairwise
 
@@ -21,12 +21,12 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-def told(threshold: float, rate: float = 1.0) -> Context:
+def announced(threshold: float, rate: float = 1.0) -> Context:
     return Context(announced={THRESHOLD: NUMBER.pack(threshold)}, rate=rate)
 
 
 class Oracle:
-    """The rule of the paper in float64."""
+    """The paper's rule for skipping a round, in float64."""
 
     def __init__(self, spec: str, errors: float, patience: int):
         self.codec, self.errors, self.patience = codec(spec), errors, patience
@@ -72,7 +72,7 @@ def test_decisions_equal_those_of_the_paper(spec, errors, patience):
     for round in range(30):
         x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
         threshold = float(drawn.choice([0.0, 5.0, 30.0]))
-        frame = m.propose(x, context=told(threshold))
+        frame = m.propose(x, context=announced(threshold))
         assert (frame is not None) == oracle.decide(x, threshold)
         sent.append(frame is not None)
         if frame is not None:
@@ -84,15 +84,17 @@ def test_decisions_equal_those_of_the_paper(spec, errors, patience):
 
 
 def test_a_learning_rate_schedule_does_not_change_decisions():
-    """Updates, thresholds and errors grow with the rate, or with its square; powers of two are exact."""
+    """Updates grow with the learning rate, and thresholds with its square. Rates are powers of two, so all numbers are exact."""
     constant, scheduled = (memory("laq:errors=4", codec("natural"), NUMEL) for _ in range(2))
     drawn, sent = np.random.default_rng(1), []
     x = update(0)
     for round in range(30):
         x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
         threshold, rate = float(drawn.choice([0.0, 5.0, 30.0])), 2.0 ** -(round // 3)
-        frame = constant.propose(x, seed=round, context=told(threshold))
-        other = scheduled.propose(rate * x, seed=round, context=told(threshold * rate**2, rate))
+        frame = constant.propose(x, seed=round, context=announced(threshold))
+        other = scheduled.propose(
+            rate * x, seed=round, context=announced(threshold * rate**2, rate)
+        )
         assert (frame is None) == (other is None)
         sent.append(frame is not None)
         if frame is not None:
@@ -105,18 +107,18 @@ def test_a_learning_rate_schedule_does_not_change_decisions():
 def test_the_first_proposal_is_sent_until_it_is_accepted():
     m = memory("laq", codec("identity"), NUMEL)
     for _ in range(3):
-        assert m.propose(update(1), context=told(float("inf"))) is not None
+        assert m.propose(update(1), context=announced(float("inf"))) is not None
         m.rollback()
-    m.propose(update(1), context=told(float("inf")))
+    m.propose(update(1), context=announced(float("inf")))
     m.commit()
-    assert m.propose(update(2), context=told(float("inf"))) is None
+    assert m.propose(update(2), context=announced(float("inf"))) is None
 
 
 @for_each("patience", [0, 1, 5])
 def test_no_client_skips_more_rounds_in_a_row_than_patience_allows(patience):
     m, sent = memory(f"laq:patience={patience}", codec("fp16"), NUMEL), []
     for round in range(20):
-        if m.propose(update(round), context=told(1e30)) is not None:
+        if m.propose(update(round), context=announced(1e30)) is not None:
             sent.append(round)
             m.commit()
     assert {b - a for a, b in pairwise(sent)} == {patience + 1}
@@ -127,9 +129,9 @@ def test_a_round_with_a_rejected_frame_counts_as_a_skipped_one():
     m.propose(update(0))
     m.commit()
     for round in (1, 2):
-        assert m.propose(update(round), context=told(0.0)) is not None
+        assert m.propose(update(round), context=announced(0.0)) is not None
         m.rollback()
-    assert m.propose(update(3), context=told(1e30)) is not None
+    assert m.propose(update(3), context=announced(1e30)) is not None
 
 
 def test_without_an_announced_threshold_no_round_is_skipped():
@@ -146,16 +148,11 @@ def test_the_state_includes_the_number_of_skipped_rounds():
     )
     m.propose(update(0))
     m.commit()
-    m.propose(update(1), context=told(1e30))
-    moved.load_state_dict(
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in m.state_dict().items()
-        }
-    )
+    m.propose(update(1), context=announced(1e30))
+    moved.load_state_dict(m.state_dict())
     for round in range(2, 8):
-        frame = m.propose(update(round), context=told(1e30))
-        assert moved.propose(update(round), context=told(1e30)) == frame
+        frame = m.propose(update(round), context=announced(1e30))
+        assert moved.propose(update(round), context=announced(1e30)) == frame
         if frame is not None:
             m.commit(), moved.commit()
         assert m.state_dict()["clock"] == moved.state_dict()["clock"]

@@ -1,7 +1,7 @@
-"""Memories with a counterpart under learning-rate schedules and partial participation, on a quadratic whose minimum is known.
+"""Memories with a counterpart converge with learning-rate schedules and partial participation, on a quadratic whose minimum is known.
 
-Client i has the loss ½ Σ_k a_ik (w_k − b_ik)², so that its gradient does not vanish at the common minimum. Clients, memories, counterparts
-and the server are those of a run; local SGD is one exact gradient step.
+Client i has the loss ½ Σ_k a_ik (w_k − b_ik)², so its gradient does not vanish at the common minimum. A client's local training is one step
+with the exact gradient.
 """
 
 from dataclasses import replace

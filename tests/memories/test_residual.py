@@ -1,4 +1,4 @@
-"""Error feedback: no part of an update is lost, whether proposals are committed or rolled back."""
+"""The memory `residual`: no part of an update is lost, whether proposals are committed or rolled back."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ def update(seed: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def residual(m: Memory) -> torch.Tensor:
-    return m.state_dict()["residual"].clone()
+    return m.state_dict()["residual"]
 
 
 outcomes = st.sampled_from(["commit", "rollback", "not finite", "part returned"])
@@ -69,7 +69,7 @@ def test_accepted_updates_and_residual_add_up_to_the_updates(spec, rounds):
     assert (abs(accepted + residual(m).double().numpy() - inputs) <= 1e-6 * moved).all()
 
 
-@for_each("spec", [spec for spec in CONTRACTING if not codec(spec).unscoped.lossless])
+@for_each("spec", CONTRACTING)
 def test_while_a_proposal_is_pending_the_residual_contains_all_of_it(spec):
     m = make(spec)
     assert same_bits(residual(m), torch.zeros(NUMEL))
@@ -112,19 +112,6 @@ def test_a_lossless_codec_leaves_no_residual():
         m.propose(update(seed))
         m.commit()
         assert torch.equal(residual(m), torch.zeros(NUMEL))
-
-
-def test_with_a_lossless_codec_the_state_is_only_the_pending_frame():
-    m = make("identity")
-    m.propose(update(1))
-    m.rollback()
-    m.propose(update(2))
-    state = m.state_dict()
-    assert list(state) == ["pending"]
-    other = make("identity")
-    other.load_state_dict(state)
-    other.rollback()
-    assert same_bits(residual(other), update(1) + update(2))
 
 
 def test_with_a_constant_update_every_coordinate_is_sent_eventually():
@@ -227,15 +214,10 @@ def test_a_state_of_another_size_or_without_its_residual_is_refused():
 
 @for_each("dtype", [torch.float64, torch.int64, torch.complex64])
 @for_each("name", ["residual", "none"])
-def test_an_update_of_another_kind_is_refused_by_every_memory(name, dtype):
-    with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
-        memory(name, codec("stc"), numel=10).propose(torch.ones(10, dtype=dtype))
-
-
-@for_each("dtype", [torch.float64, torch.int64, torch.complex64])
-@for_each("name", ["residual", "none"])
-def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
+def test_an_update_of_another_dtype_is_refused(name, dtype):
     keeper = memory(name, codec("stc"), numel=10)
+    with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
+        keeper.propose(torch.ones(10, dtype=dtype))
     with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
         type(keeper).propose_batch([keeper], torch.ones(1, 10, dtype=dtype), [0])
     assert keeper.pending is None

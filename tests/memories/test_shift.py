@@ -1,4 +1,4 @@
-"""Differences to a shift: client and server have the same shift, whether proposals are committed or rolled back."""
+"""Memories with a shift: client and server have the same shift, whether proposals are committed or rolled back."""
 
 import json
 
@@ -20,7 +20,7 @@ LAYOUT = layout_of(NUMEL)
 NAMES = ("ef21", "diana", "laq:patience=1", "laq:errors=0,patience=2")
 
 
-def suits(name: str, spec: str) -> bool:
+def accepts(name: str, spec: str) -> bool:
     try:
         return bool(memory(name, codec(spec), NUMEL, LAYOUT))
     except ConfigError:
@@ -31,11 +31,11 @@ PAIRS = [
     (name, spec)
     for name in NAMES
     for spec in (*available_codecs(), "stc@layer", "natural@layer")
-    if suits(name, spec)
+    if accepts(name, spec)
 ]
 
 
-def pair(name: str, spec: str) -> tuple[Memory, Counterpart]:
+def client_and_server(name: str, spec: str) -> tuple[Memory, Counterpart]:
     m = memory(name, codec(spec), NUMEL, LAYOUT)
     return m, m.counterpart(m)
 
@@ -44,7 +44,7 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-def kept(vector: torch.Tensor | None) -> torch.Tensor:
+def or_zeros(vector: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros(NUMEL) if vector is None else vector
 
 
@@ -57,7 +57,7 @@ outcomes = st.sampled_from(["commit", "commit", "rollback", "not finite", "reset
 
 @given(st.sampled_from(PAIRS), st.lists(outcomes, max_size=12))
 def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
-    m, server = pair(*pair_)
+    m, server = client_and_server(*pair_)
     fresh = True
     for seed, outcome in enumerate(rounds):
         if outcome == "reset":
@@ -73,7 +73,7 @@ def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
         if frame is None:
             server.settle([(5, None, fresh)], 1.0)
         elif outcome == "commit":
-            base = kept(None if fresh else server.shift_of(5)).clone()
+            base = or_zeros(None if fresh else server.shift_of(5)).clone()
             estimate = server.estimate(5, sent, fresh)
             torch.testing.assert_close(estimate.dense(), base + sent.dense())
             m.commit()
@@ -81,17 +81,17 @@ def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
             fresh = False
         else:
             m.rollback()
-        assert same_bits(kept(m.shift), kept(None if fresh else server.shift_of(5)))
+        assert same_bits(or_zeros(m.shift), or_zeros(None if fresh else server.shift_of(5)))
 
 
 @for_each("name, spec", PAIRS)
 def test_all_methods_of_an_estimate_agree(name, spec):
-    m, server = pair(name, spec)
+    m, server = client_and_server(name, spec)
     server.settle([(0, opened(m, m.propose(update(1), seed=1)), True)], 0.0)
     m.commit()
     sent = opened(m, m.propose(update(2), seed=2))
     for estimate in (server.estimate(0, sent, False), server.estimate(0, None, False)):
-        before, total = kept(server.shift_of(0)).clone(), torch.ones(NUMEL)
+        before, total = or_zeros(server.shift_of(0)).clone(), torch.ones(NUMEL)
         estimate.add_to(total, 2.0)
         torch.testing.assert_close(total, 1 + 2 * estimate.dense())
         assert same_bits(torch.from_numpy(estimate.block(7, 40).copy()), estimate.dense()[7:40])
@@ -106,7 +106,7 @@ def test_all_methods_of_an_estimate_agree(name, spec):
 
 @for_each("name", NAMES)
 def test_a_checkpoint_restores_the_shifts(name):
-    m, server = pair(name, "identity")
+    m, server = client_and_server(name, "identity")
     written: dict[str, torch.Tensor | bytes | None] = {}
 
     def write() -> set[str]:
@@ -124,14 +124,14 @@ def test_a_checkpoint_restores_the_shifts(name):
     assert write() == {"11"} and CLIENTS not in written
     server.settle([(3, None, True)], 0.5)  # starts without state, and has no frame
     assert write() == set() and json.loads(written[CLIENTS]) == [11, 2**63]
-    _, restored = pair(name, "identity")
+    _, restored = client_and_server(name, "identity")
     restored.restore(written.get, written.get)
     assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
     assert [client for client, _ in restored.absent(())] == [
         client for client, _ in server.absent(())
     ]
     for client in (3, 11, 2**63):
-        assert same_bits(kept(restored.shift_of(client)), kept(server.shift_of(client)))
+        assert same_bits(or_zeros(restored.shift_of(client)), or_zeros(server.shift_of(client)))
     assert restored.shift_of(3) is None
 
 
@@ -139,7 +139,9 @@ def test_a_checkpoint_restores_the_shifts(name):
 def test_a_damaged_checkpoint_raises_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
-            pair(name, "identity")[1].restore(lambda key: None, lambda key, data=damaged: data)
+            client_and_server(name, "identity")[1].restore(
+                lambda key: None, lambda key, data=damaged: data
+            )
 
 
 @for_each("name", NAMES)
@@ -182,8 +184,8 @@ def test_memories_with_state_only_on_clients_have_no_counterpart():
 
 
 def test_a_late_update_is_scaled_by_the_rate_with_which_it_was_computed():
-    """A round with a tenth of the learning rate accepts an update that was computed with half of it."""
-    _, server = pair("ef21", "identity")
+    """A round with the rate 0.1 accepts an update that a client computed with the rate 0.5."""
+    _, server = client_and_server("ef21", "identity")
     taken = codec("identity").open(codec("identity").encode(update(1)), NUMEL)
     server.set_rates(0.1, {3: 0.5})
     server.settle([(3, taken, True)], 0.0)

@@ -1,4 +1,4 @@
-"""Signum: the paper's recursion, whether frames are accepted or not."""
+"""The memory `signum`: its momentum, whether frames are accepted or not."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Variance-based compression: unambiguous coordinates are sent, and rejected frames do not change the statistics."""
+"""The memory `variance`: the coordinates that it sends, and its sums of gradients."""
 
 import numpy as np
 import pytest

@@ -191,7 +191,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     whole = bytearray(reproducible("crooked", seal, BITS, SLOT, publics, KEYS[0]))
     point = own.public_key().public_bytes_raw()
     assert point == bytes(whole[:32]) and key != for_second
-    wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
+    wrapping = ballots._wrapping_key(SLOT, 2, own, publics[2], point, publics[2])
     at = HEAD.size + WRAP.size
     whole[at : at + WRAP.size] = WRAP.pack(
         2, publics[2], ChaCha20Poly1305(wrapping).encrypt(NONCE, for_second, None)

@@ -1,9 +1,8 @@
-"""A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
+"""The encoding of only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-A subnormal mean has fewer than 24 bits of precision, and its rounding error can break the contraction bound. Codecs that send means
-therefore send only the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates has the contraction
-factor δ = 1/n for every vector. A section with only the largest of n coordinates has the coordinate count 1 instead of n. The body contains
-the position (LEB128) and the value (float32, not zero).
+A subnormal float32 has fewer than 24 bits of precision. If a codec sent a subnormal mean, the rounding error of the mean could be so large
+that the codec would not be contractive. Codecs that send means therefore send only the largest coordinate of such a vector, which gives the
+contraction factor δ = 1/n for any vector [n]. A section that contains only the largest coordinate has the coordinate count 1 instead of n.
 """
 
 import math
@@ -24,9 +23,10 @@ VALUE = struct.Struct("<f")
 def is_needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts. The mean of a single nonzero coordinate is exact,
+    even if it is subnormal.
     """
-    return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
+    return bool(mean < MIN_NORMAL and (numel > 1 or mean == 0))
 
 
 def pack(x: Tensor) -> Section:
@@ -39,9 +39,9 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """Decode a section with at most one coordinate into an update. Raises FrameError unless `pack` can have written the section."""
+    """Decode the result of `pack` into an update. Raises FrameError for any other section."""
     if section.count == 0:
-        return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+        return Sparse.zero(numel)
     position, used = read_varint(memoryview(section.body))
     fits = section.count == 1 and position < numel and len(section.body) == used + VALUE.size
     expect(fits, "the only encoded coordinate is incomplete or out of range")
