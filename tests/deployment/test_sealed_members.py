@@ -106,7 +106,7 @@ def test_a_client_signs_no_second_ballot_for_a_slot_after_another_run(server):
         assert (again.kind, again.stage) == (
             "failed",
             "phase",
-        ) and "has already signed messages of round 1" in again.reason
+        ) and "client signed messages of round 1" in again.reason
 
 
 def test_a_returning_client_joins_new_rounds_but_no_abandoned_attempt(server):
@@ -181,7 +181,7 @@ def test_pinned_keys_survive_a_run_with_another_strategy(tmp_path):
     )
     server.restart()
     server.invite("A")
-    assert "has already signed messages of round 1" in server.cards().reason
+    assert "client signed messages of round 1" in server.cards().reason
 
 
 def test_a_client_has_one_id_in_a_run(server):
@@ -276,7 +276,7 @@ def test_a_renewed_key_excludes_only_its_client():
         ]
         assert (
             rejection.client == 1
-            and "4 voters have another key for this client" in rejection.reason
+            and "4 voters do not accept the key of this client" in rejection.reason
             and "next run" in rejection.reason
         )
 
