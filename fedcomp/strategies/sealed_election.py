@@ -228,7 +228,7 @@ class SealedElectionClient(ClientAlgorithm):
             )
         if attempt in known[:-1]:
             raise ProtocolError(
-                "the server announces the attempt (a random name) of an earlier start, but it must draw a new name at each start"
+                "the server announces the name of an earlier attempt (server start) of this run, but must draw a new name at each start"
             )
         if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
             raise ProtocolError(

@@ -25,7 +25,7 @@ from fedcomp.strategies.codes import (
     allocation_matrix,
     assign_seats,
 )
-from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
+from fedcomp.strategies.election import BallotElectionClient
 
 RULES = StrategyConfig(
     participation=1.0,
