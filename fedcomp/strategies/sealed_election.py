@@ -177,21 +177,22 @@ def client_number(name: str, prefix: str = "") -> int:
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row. Raises ProtocolError if a vote on this row could reveal ballots.
 
-    Partition sizes may differ by at most one client, because the ballots of a smaller partition have a larger weight.
+    The sizes of partitions may differ by at most one client, because ballots in a smaller partition have a larger weight. The numbers of
+    partitions are fixed, because they determine the random signs that replace a missing ballot.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
-    numbered = [part.number for part in row.partitions] == list(range(len(row.partitions)))
+    numbers = [part.number for part in row.partitions]
     if (
-        not numbered
+        numbers != list(range(len(numbers)))
         or len(sizes) % 2 == 0
         or len(sizes) < MIN_PARTITIONS
         or max(sizes) - min(sizes) > 1
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"a vote on the announced partitions of clients could reveal ballots: their sizes are {sizes}, and they must contain this "
-            f"client; the number of partitions must be odd and at least {MIN_PARTITIONS}, and their sizes may differ by at most 1"
+            f"a vote on the announced row could reveal ballots: it has the partitions {numbers} with {sizes} clients; a row needs an odd "
+            f"number of partitions, at least {MIN_PARTITIONS}, numbered from 0, of equal size or 1 apart, and must contain this client"
         )
     return row
 

@@ -102,7 +102,7 @@ def test_a_client_makes_no_ballot_if_the_server_did_not_announce_its_own_key():
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL[1:]})
-    with pytest.raises(ProtocolError, match="no state for phase 'ballots'"):
+    with pytest.raises(ProtocolError, match="data that phase 'ballots' needs"):
         client.ask(BALLOTS, {})
 
 
@@ -112,10 +112,10 @@ def test_a_voter_votes_only_on_one_set_of_ballots(opened):
     sealed = ballots_of(clients, cards)
     assert clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
     for more in ("0123", "01234", "012"):
-        with pytest.raises(ProtocolError, match="which a client answers only once"):
+        with pytest.raises(ProtocolError, match="a client answers only one"):
             clients[0].ask(TALLY, {s: sealed[s] for s in more})
     assert clients[0].ask(RECOUNT, {})
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(RECOUNT, {})
 
 
@@ -124,21 +124,21 @@ def test_a_voter_does_not_vote_after_it_refused_to_vote(opened):
     sealed = ballots_of(clients, cards)
     with pytest.raises(ProtocolError, match="would reveal the ballots"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01"})
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01234"})
 
 
 def test_a_sender_signs_one_ballot_for_a_slot(opened):
     clients, cards = opened
     ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
 
 
 def test_a_client_starts_no_round_twice_in_an_attempt_or_in_an_earlier_attempt(opened):
     client = opened[0][0]
     for round in (1, 0):
-        with pytest.raises(ProtocolError, match="asks for round"):
+        with pytest.raises(ProtocolError, match="server starts round"):
             client.open(round=round)
     client.open(B, round=1)  # a server that was restarted
     client.open(B, round=2)
@@ -169,9 +169,9 @@ def test_a_restarted_client_knows_which_phases_it_answered(opened):
             1, 0.0, {name: bytes(value) for name, value in clients[0].round_state.values.items()}
         ),
     )
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         again.ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
-    with pytest.raises(ProtocolError, match="already signed messages of round 1"):
+    with pytest.raises(ProtocolError, match="client signed messages of round 1"):
         again.open()
 
 
@@ -201,7 +201,7 @@ def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
 def test_a_row_with_unequal_weights_is_refused(parts):
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
-    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
+    with pytest.raises(ProtocolError, match="announced row"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
@@ -209,7 +209,7 @@ def test_a_row_with_unequal_weights_is_refused(parts):
 def test_partitions_must_have_the_numbers_of_the_code(numbers):
     """The random signs of a missing ballot depend on the number: a server that chooses the number would choose the signs."""
     row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
-    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
+    with pytest.raises(ProtocolError, match="announced row"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
