@@ -279,10 +279,7 @@ def test_sketches_of_another_shape_or_seed_are_rejected(change):
     (outcome,) = federation.run(1)
     assert [r.client for r in outcome.rejections] == [1] and len(outcome.accepted) == 5
     if foreign.name == "sketch":
-        assert (
-            "the shape of the sketch is not 3 × 24, or its seed is not"
-            in outcome.rejections[0].reason
-        )
+        assert "expected 3 × 24 and the seed" in outcome.rejections[0].reason
 
 
 @for_each("error, size", [("subtract", 3.4e38), ("zero", 1e38)])
@@ -356,7 +353,7 @@ def test_the_restored_state_equals_the_saved_one():
         (
             "fetchsgd",
             {"uplink": "sketch:density=5%"},
-            "has density=0.01, but --uplink has density=0.05; give --strategy fetchsgd:density=0.05",
+            "has density=0.01, but --uplink has density=0.05; .* give --strategy fetchsgd:density=0.05",
         ),
         (
             "fetchsgd",
