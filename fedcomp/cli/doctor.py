@@ -123,7 +123,7 @@ def _checks(
             yield private(client, "client file")
             renew = keys_command(keys or KEYS, "renew", enrolment.id)
             remedy = f"on the server: {renew}, then copy the new file"
-            yield validity("client certificate", enrolment.leaf, remedy)
+            yield validity("client certificate", enrolment.x509_certificate, remedy)
     elif not keys:
         found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
         fix = "only a client in a deployment needs this file; make it on the server: fedcomp keys init --clients N --host HOST"
@@ -356,7 +356,7 @@ def files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Che
             enrolment = Enrolment.read(path)
         except KeysError as error:
             return refused("files", str(error).rpartition(";")[0] + f"; {renew}")
-        if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
+        if (enrolment.id, openssh(enrolment.key_pair[1])) != (entry.id, entry.public_key):
             return failed("files", f"{path} does not match the registry's {entry.name}", renew)
         if (checked := private(path, "files")).state == FAILED:
             return checked

@@ -153,7 +153,7 @@ class DeployedClient:
         state = self.round_state
         self._remember(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
-            if signed := self.log.of(self.run).get(f"{SIGNED}{self.client_id}"):
+            if signed := self.log.entries(self.run).get(f"{SIGNED}{self.client_id}"):
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:

@@ -188,7 +188,7 @@ def test_a_client_has_one_id_in_a_run(server):
     server.invite("A", 0)
     server.cards()
     server.invite("B", 0)
-    with pytest.raises(ProtocolError, match="earlier in this run this client was client 0"):
+    with pytest.raises(ProtocolError, match="this client was client 0 earlier in this run"):
         server.invite("A", 1)
 
 
@@ -210,7 +210,7 @@ def test_too_many_runs_are_refused_and_none_is_forgotten(monkeypatch, tmp_path):
         with pytest.raises(UserError, match="--state-dir"):
             kept.add("C", {"x": b"3"})
         kept.add("A", {"y": b"4"})
-        assert (kept.of("A"), kept.of("B"), kept.of("C")) == (
+        assert (kept.entries("A"), kept.entries("B"), kept.entries("C")) == (
             {"x": b"1", "y": b"4"},
             {"x": b"2"},
             {},
