@@ -220,7 +220,7 @@ def test_sums_of_signs_in_a_partition_would_break_the_code():
     G, sums = (
         allocation_matrix("deterministic", 7, 0),
         np.array([[5, -1, -1, -1, -1, -1, 1]]),
-    )  # sums over the five data sets of each partition
+    )  # sums over the five clients of each partition
     assert sums.sum() > 0 and local(G, sums).sum() < 0
     assert np.sign(local(G, np.sign(sums)).sum()) == np.sign(np.sign(sums).sum())
 

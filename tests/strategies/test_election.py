@@ -1,4 +1,4 @@
-"""When a round of an election may close, which ballots each voter counts, and which options are refused."""
+"""When the result of an election counts, which ballots a voter counts, and which options are refused."""
 
 import itertools
 from dataclasses import replace
@@ -49,12 +49,12 @@ def federation(text: str, clients: int = 5, settings: dict | None = None, **chan
     )
 
 
-# The rule.
+# When a result counts.
 
 
 @for_each("n, b", [(3, 0), (3, 1), (5, 1), (5, 2)])
 def test_a_result_counts_exactly_if_it_is_certainly_correct(n, b):
-    """For f Byzantine clients, m of them proven and excluded, and a absent clients: all seats and all signs of the partitions."""
+    """Enumerate the seats of f Byzantine clients, of which m are excluded, and of `a` absent clients, and all signs of the partitions."""
     signs = np.array(list(itertools.product((-1, 1), repeat=n)))
     G = allocation_matrix("deterministic", n, b)
     votes, truth = np.sign(signs @ G.T), np.sign(signs.sum(1))

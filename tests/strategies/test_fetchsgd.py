@@ -86,7 +86,7 @@ class Recorded(Federation):
 def test_rounds_equal_those_of_the_paper(error, step, warmup):
     """The sketches contain gradients. A round's learning rate is applied when the model moves."""
     rules = replace(RULES, server_lr=step, uplink="sketch:rows=3,columns=60", lr_warmup=warmup)
-    federation = Recorded(rules, error=error)  # so that few estimates are equal
+    federation = Recorded(rules, error=error)
     outcomes = federation.run(4)
     numel, moved = federation.layout.numel, np.zeros(federation.layout.numel)
     momentum = accumulated = np.zeros((3, 60))
@@ -98,9 +98,8 @@ def test_rounds_equal_those_of_the_paper(error, step, warmup):
         )
         accumulated = accumulated + momentum
         estimates = federation.query(accumulated)
-        at = np.argsort(-np.abs(estimates).round(6), kind="stable")[
-            :4
-        ]  # the two classes' biases move alike
+        # Rounded, because the biases of the two classes have equal magnitudes.
+        at = np.argsort(-np.abs(estimates).round(6), kind="stable")[:4]
         delta = np.where(np.isin(np.arange(numel), at), estimates, 0)
         moved += step * rate * delta
         if error == "subtract":

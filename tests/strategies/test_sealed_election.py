@@ -101,7 +101,7 @@ def test_the_model_equals_that_of_open_ballots(monkeypatch, tmp_path):
 
 
 def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
-    """No received bytes contain a ballot, a ballot without its last byte, or its complement. Open ballots are all contained."""
+    """The received bytes contain no sealed ballot in any form, but all open ballots."""
     wide = f"{TASK}:wide"
     sealed = run(monkeypatch, tmp_path, replace(SEALED, task=wide, rounds=2))
     received = b"\x00".join(report.pack() for report in sealed.reports)
@@ -127,7 +127,7 @@ def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
 
 
 def is_voted(heard: Heard, piece: bytes) -> bool:
-    """Return whether a piece of a ballot occurs only in votes, which is possible where all voters agree with it."""
+    """Return whether part of a ballot occurs only in votes, which is possible if the majority equals it."""
     return all(
         piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase)
     )
@@ -216,7 +216,7 @@ class Copycat(attacks.Attack):
 
 @dataclass(frozen=True)
 class LowOrder(attacks.Attack):
-    """An attack that signs cards with a point of low order, which has no shared key with others."""
+    """An attack that signs cards with a point of low order, for which nobody can encrypt a ballot."""
 
     name = "low-order"
 
@@ -402,7 +402,7 @@ def test_a_frame_of_another_round_is_rejected(monkeypatch, tmp_path, phase):
     ],
 )
 def test_no_invalid_answer_ends_a_run(monkeypatch, tmp_path, phase, how):
-    """Its sender is rejected. Another client equivocates, so that there is a recount."""
+    """Another client equivocates, so that there is a recount."""
     heard = run(
         monkeypatch,
         tmp_path,
