@@ -109,7 +109,8 @@ class EncodingSession:
         try:
             self.replica.apply(a)
         except NeedDense:
-            state.version = self.replica.version and state.version
+            if not self.replica.version:  # the weights match no version
+                state.version = ""
             raise
         state.version = a.version
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .base import StrategyConfig
 
 FIRST_DENSITY = 0.25  # density in the first round of a warm-up
-SEARCH_STEPS = 40  # number of bisections
+SEARCH_STEPS = 40  # number of bisections in the search for a density
 DENSITY_SCHEDULE = "--density-schedule"
 
 
@@ -53,7 +53,7 @@ class Schedule:
                     "or use --uplink stc"
                 ) from None
         if self.budget:
-            self._min_frame_bytes()
+            self._min_frame_bytes()  # raises ConfigError if frames have no maximum size
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
         # Schedule of the uplink codec's density, or None for a constant density

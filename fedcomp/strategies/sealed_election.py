@@ -19,8 +19,8 @@ Terms of this file:
 
 A round has the phases `cards`, `ballots` and `tally`, and also `recount` if the server excluded a sender because of a complaint. Server and
 clients check every signature. Every row must contain each client exactly once: if one ballot had a larger weight than the others, the votes
-would reveal it. For the same reason, a client votes on only one set of ballots: it answers each phase of a round only once, even if the
-server asks again. A sender that signs two ballots for one slot counts as Byzantine.
+would reveal it. For the same reason, a client answers each phase of a round only once, even if the server asks again with other ballots.
+An honest sender signs only one ballot for a slot, so a proof is valid with any ballot that its sender signed for the slot.
 """
 
 import re
