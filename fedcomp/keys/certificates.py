@@ -152,7 +152,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument of `fedcomp keys renew` for error messages: "server", or "relay-ID", since a certificate has no relay id."""
+    """Return the argument of `fedcomp keys renew`: "server", or "relay-ID" for a relay, whose certificate does not contain its id."""
     relay = certificate is not None and certificate.subject == _common_name(RELAY)
     return "relay-ID" if relay else "server"
 

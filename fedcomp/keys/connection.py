@@ -114,9 +114,8 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        self.timeout_reason = (
-            "the host name is not resolved"  # reported if the current step times out
-        )
+        # Reported if the current step times out.
+        self.timeout_reason = "the host name is not resolved"
 
     def contact(self) -> Contact:
         started = monotonic()

@@ -76,7 +76,7 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """The state of a client within a round. The state of the client's last round is kept until its next round starts."""
+    """The state that a client keeps between the phases of a round."""
 
     round: int
     loss: float  # mean loss of local training
@@ -108,9 +108,8 @@ class ClientAlgorithm:
 
     phases: tuple[str, ...] = (TRAIN,)  # names of the phases of a round
 
-    trains_on_partitions: ClassVar[bool] = (
-        False  # whether clients train on `partitions` instead of their own data
-    )
+    # Whether clients train on `partitions` instead of their own data
+    trains_on_partitions: ClassVar[bool] = False
     # Whether `encode` calls `encode_one` for each client, instead of encoding the updates of all clients in one batch
     one_by_one: ClassVar[bool] = False
 
@@ -379,9 +378,8 @@ class RoundStrategy(ABC):
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
     required_memory: ClassVar[str] = ""  # the only memory that --memory allows; "" = all
     supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed
-    fixed_frame_size: ClassVar[bool] = (
-        False  # whether schedules and budgets of the density are forbidden
-    )
+    # Whether schedules and budgets of the density are forbidden
+    fixed_frame_size: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False  # whether `--clip-update` is allowed
     # Whether the strategy has its own option `momentum` instead of --server-optimizer.
     replaces_server_optimizer: ClassVar[bool] = False

@@ -54,9 +54,8 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    scale_free: ClassVar[bool] = (
-        False  # whether the norm of a step is independent of the norm of the update
-    )
+    # Whether the norm of a step is independent of the norm of the update
+    scale_free: ClassVar[bool] = False
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options

@@ -8,8 +8,8 @@ If rounds have too few clients for the rule, the run ends with an error before r
 is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
 not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-Memory. Besides the updates of m clients, a rule stores two arrays: a block of the updates' values, float32 [m, BLOCK], and a part of this
-block, float64 [m, CHUNK]. Sparse and low-bit updates stay compressed in memory. Updates of the codecs `qsgd`, `terngrad`, `natural`,
+RAM. Besides the updates of m clients, a rule stores two arrays: a block of the updates' values, float32 [m, BLOCK], and a part of this
+block, float64 [m, CHUNK]. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`, `terngrad`, `natural`,
 `adaptive` and `fp16` are dense, and a sketch with density 1 becomes dense when a rule first reads it.
 
 Rounding. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not
@@ -57,9 +57,8 @@ LARGEST = float(np.finfo(np.float32).max)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
     mix: bool = False  # before the rule, average each update with its nearest neighbours
-    buckets: int = (
-        1  # s: before the rule, average random groups (buckets) of s updates; 1 = no buckets
-    )
+    # s: before the rule, average random groups (buckets) of s updates; 1 = no buckets
+    buckets: int = 1
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, f=(0, math.inf), buckets=(1, math.inf))
