@@ -45,8 +45,8 @@ ERRORS = {  # UnreachableError.cause → message
     "starting": "{where} closes the connection during the TLS handshake; try again and check the server's output, or correct --server",
     "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
     "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
-    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, and if they are right, "
-    "run on the server: fedcomp keys renew {id}",
+    "refused": "{where} refuses the certificate of {name} ({why}); check the clocks of both machines, and if they are right, "
+    "run on the server: fedcomp keys renew {holder}",
     "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
 }
 
@@ -132,9 +132,7 @@ class _Probe:
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
-                if (
-                    self.enrolment
-                ):  # else the server closes the connection, which has no client certificate
+                if self.enrolment:  # otherwise, the server refuses the connection
                     self._expect_http2(connection)
                 return Contact(_certificate(connection), monotonic() - started)
 
@@ -242,7 +240,7 @@ class _Probe:
         # Only some servers send a TLS alert with the reason; gRPC servers do not.
         alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
         why = alert.replace("_", " ").lower() or "it closes the connection"
-        return self._error("refused", id=enrolment.id, why=why)
+        return self._error("refused", name=enrolment.name, holder=enrolment.holder, why=why)
 
 
 def _speaks_http2(connection: socket.socket) -> bool:

@@ -200,6 +200,11 @@ class Enrolment:
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
+    def holder(self) -> int | str:
+        """The argument of `fedcomp keys renew`: a client's id, or a text such as "relay-0"."""
+        return f"relay-{self.id}" if self.relay else self.id
+
+    @property
     def key_hash(self) -> bytes:
         """The identity of the client or relay [32 bytes]; see the function `key_hash`."""
         return key_hash(self.key_pair[1])
@@ -211,8 +216,7 @@ class Enrolment:
 
     def refuse_expired(self, now: datetime | None = None) -> None:
         """Raise KeysError if the certificate has expired or is not valid yet, by this machine's clock."""
-        holder = f"relay-{self.id}" if self.relay else self.id
-        remedy = f"run on the server: fedcomp keys renew {holder}"
+        remedy = f"run on the server: fedcomp keys renew {self.holder}"
         if problem := validity_problem(self.x509_certificate, now or utc_now(), remedy):
             raise KeysError(f"the certificate of {self.name} {problem}")
 

@@ -77,9 +77,8 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(
-                partial, folder
-            )  # fails if another process has made the folder in the meantime
+            # Fails if another process has made the folder in the meantime.
+            os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
