@@ -73,7 +73,7 @@ class Replica:
         if a.form == DENSE or version == a.base:
             return
         if a.form == OVERWRITE:
-            # The download holds new values of weights, so it also fits every version after `base`.
+            # The download contains new values of weights, so it can be applied to every version from `base` on.
             applicable = {a.base, version} <= self.past_versions.keys()
         else:
             applicable = version in _versions(a)

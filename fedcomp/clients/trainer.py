@@ -34,7 +34,7 @@ TrainedClients = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The local training of a session's clients. `shards[client]` holds the indices of the client's examples in `data`."""
+    """The local training of a session's clients. `shards[client]` are the indices of the client's examples in `data`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The log in which a client stores, for each run, what it has signed, and the public keys of other clients that it has pinned.
+"""The log in which a client stores, for each run, the last round in which it signed messages, and the public keys that it has pinned.
 
 Unlike the client's state, the log of a run is kept when the client joins another run. It is a small file in the client's state folder.
 Without a state folder, the log is lost when the process ends.

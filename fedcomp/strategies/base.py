@@ -482,7 +482,7 @@ class RoundStrategy(ABC):
         """
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set what signed messages need: the name and the options of the run, and the clients' public keys (P-384 points)."""
+        """Set the name and the options of the run, and the clients' public keys (P-384 points), which signed messages need."""
 
     # Checkpoints.
 
