@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcomp import memory
 from fedcomp.clients.replica import Replica
-from fedcomp.clients.session import ClientSession, HostedStates
+from fedcomp.clients.session import ClientSession, ClientStates
 from fedcomp.clients.state import ClientState
 from fedcomp.clients.trainer import Trainer
 from fedcomp.layout import Layout
@@ -120,7 +120,7 @@ class Federation:
                 rules.seed,
                 all_shards=shards,
             )
-            states = HostedStates()
+            states = ClientStates()
             states.by_client[client] = ClientState(kept, replica.version)
             self.members.append(
                 DeployedClient(replica, states, trainer, algorithm, rules.seed, client=client)

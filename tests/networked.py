@@ -147,7 +147,7 @@ class Networked:
         """Return a client's weights after it has downloaded the current version."""
         replica, b = self.clients.member(client).session.replica, self.loop.broadcasts
         d = b.download(replica.version)
-        replica.move(
+        replica.apply(
             Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, "")
         )
         return replica.weights

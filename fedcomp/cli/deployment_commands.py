@@ -214,7 +214,7 @@ def client(
             own = replace(shared, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
             stack.callback(state.close)
-            key = one.target.enrolment.pair[0] if one.target.enrolment else None
+            key = one.target.enrolment.key_pair[0] if one.target.enrolment else None
             hosted_clients[one.id] = HostedClient(one.target, DeployedClient(own, state, key))
         ClientProcess(hosted_clients, report, patience_s=patience, stay=stay).run()
 

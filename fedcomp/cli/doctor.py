@@ -123,7 +123,7 @@ def _checks(
             holder = f"relay-{enrolment.id}" if enrolment.relay else enrolment.id
             renew = keys_command(keys or KEYS, "renew", holder)
             remedy = f"on the server: {renew}, then copy the new file"
-            yield validity("client certificate", enrolment.leaf, remedy)
+            yield validity("client certificate", enrolment.x509_certificate, remedy)
     elif not keys:
         found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
         fix = "only the clients and relays of a deployment need this file; make it on the server: fedcomp keys init --clients N --host HOST"
@@ -353,7 +353,7 @@ def enrolment_files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...
             enrolment = Enrolment.read(path)
         except KeysError as error:
             return from_error("files", str(error).rpartition(";")[0] + f"; {renew}")
-        if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
+        if (enrolment.id, openssh(enrolment.key_pair[1])) != (entry.id, entry.public_key):
             return failed("files", f"{path} does not match the registry's {entry.name}", renew)
         if (checked := private(path, "files")).state == FAILED:
             return checked

@@ -165,7 +165,7 @@ def renew(
     from ..keys import key_folder as keys
 
     if holder is None:
-        chosen = keys.due(folder, RENEW_DAYS)
+        chosen = keys.expiring(folder, RENEW_DAYS)
     else:
         chosen = [_holder(holder, folder, "renew", "server", "relay-0")]
     if host and (holder is None or isinstance(chosen[0], int)):

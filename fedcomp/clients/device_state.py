@@ -1,6 +1,6 @@
 """The state that a device stores: the client's state between rounds, its copy of the model, and its state in the current round.
 
-A device writes its state to a file in its state folder before it sends a report to the server.
+A device writes this state to a file before it sends a report, so that the report is not lost if the device is restarted.
 """
 
 import json
@@ -19,8 +19,9 @@ MAX_PAST_VERSIONS = 32  # maximum number of hashes of earlier model versions tha
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the tensors and bytes that a device stores for a client, by name. If a value is a list of byte strings, the file contains
-    their concatenation. Tensors are not copied.
+    """Return the entries that a device stores for a client, by name. The file contains a list of byte strings as one string.
+
+    Tensors are not copied.
     """
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
@@ -41,11 +42,7 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer than the stored copy, the stored
-    copy is ignored.
-
-    Raises CheckpointError if `stored` is not a result of `pack`.
-    """
+    """Restore a client of a session from the result of `pack`. Raises CheckpointError if `stored` is not a result of `pack`."""
     try:
         state = session.states.at(client)
         restored = ClientState.unpack(
@@ -53,9 +50,8 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         )
         head = json.loads(stored[SESSION])
         replica = session.replica
-        new = len(replica.past_versions) == 1
-        # An older stored copy must not replace the copy of the model that all clients of the session share.
-        if new or replica.version in head["passed"]:
+        # All clients of the session share one copy of the model. An older stored copy must not replace it.
+        if len(replica.past_versions) == 1 or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
         if round_state := unpack_round(stored):
@@ -65,7 +61,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the client's state in the current round from `stored`, the result of `pack`, or None if the client has not started a round.
+    """Return the client's state in the current round from the result of `pack`, or None if it has not started a round.
 
     Raises KeyError, TypeError or ValueError if `stored` is not a result of `pack`.
     """

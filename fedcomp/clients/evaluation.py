@@ -23,11 +23,11 @@ from .trainer import Shards
 
 
 class ClientEvaluator:
-    """An evaluator of model weights on the held-out data of clients.
+    """Evaluates the model on the held-out data of clients.
 
-    `shards[client]` holds the indices of the client's training examples in `train`. `held_out[client]` holds the indices of the client's
-    held-out examples in `test`. `train` and `test` must be on `device`, and the model is moved to `device`. Before each evaluation, the
-    running statistics of batch normalization are computed again from up to 2,000 of the client's training examples.
+    `shards[client]` are the indices of the client's training examples in `train`, and `held_out[client]` those of its held-out examples in
+    `test`. `train` and `test` must be on `device`, and the model is moved to `device`. Before each evaluation, the running statistics of
+    batch normalization are computed again from up to 2,000 of the client's training examples.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of a model with the weights `weights` [numel] on a client's held-out examples, or no metrics if the client has
-        no held-out examples. Raises ProtocolError if the name of a metric cannot be sent to the server.
+        """Return the metrics of the model with these weights [numel] on a client's held-out examples, or no metrics if it has no examples.
+
+        Raises ProtocolError if the name of a metric cannot be sent to the server.
         """
         rows = self.held_out[client]
         if not len(rows):

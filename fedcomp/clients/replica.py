@@ -1,4 +1,4 @@
-"""A client's copy of the model. Only downloads from the server change the copy, so it equals a version of the server's model bit by bit."""
+"""A client's copy of the model. Only downloads change it, so it equals a version of the server's model bit by bit."""
 
 import itertools
 from collections.abc import Iterable
@@ -23,31 +23,28 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """Raised if a download cannot be applied to the client's version of the model, so that the client needs a download with all weights."""
+    """A download cannot be applied to the client's version of the model, so the client needs a download with all weights."""
 
 
 class Replica:
-    """A client's copy of the model: the weights as a vector [numel], and their version. Only `move` and `restore` change `weights`, in
-    place.
-    """
+    """A client's copy of the model: the weights [numel], and their version. Only `apply` and `restore` change `weights`, in place."""
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        # All model versions that this copy has had, oldest first.
+        # The model versions that this copy has had, oldest first.
         self.past_versions = {self.version: None}
 
-    def move(self, assignment: Assignment) -> None:
-        """Apply the download in an assignment (a message from the server). Frames (encoded updates) that this copy has already applied are
-        skipped.
+    def apply(self, assignment: Assignment) -> None:
+        """Apply the download in an assignment, except frames (encoded updates) that this copy has already applied.
 
-        Raises NeedDense, and leaves the weights unchanged, if the download cannot be applied to the current version. Raises FrameError for
-        a damaged frame. Also raises NeedDense if the hash of the updated weights differs from the server's hash; the copy then has no valid
-        version until it receives all weights.
+        Raises NeedDense, and leaves the weights unchanged, if the download cannot be applied to the current version. Raises NeedDense also
+        if the hash of the new weights differs from the server's hash; the copy then has no version until it receives all weights. Raises
+        FrameError for a damaged frame.
         """
         if assignment.version != self.version:
-            self._apply(assignment)
+            self._change_weights(assignment)
             checked = not skips_checksums()
             self.fingerprint = fingerprint(self.weights) if checked else assignment.fingerprint
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
@@ -66,29 +63,28 @@ class Replica:
         self.fingerprint = fingerprint(self.weights)
         self.past_versions = dict.fromkeys([*past_versions, version])
 
-    def check_path(self, assignment: Assignment, version: str) -> None:
+    def check_applicable(self, assignment: Assignment, version: str) -> None:
         """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
-        A download of several frames (encoded updates) can be applied if `version` is the model version before or after one of the frames.
-        The download may contain frames that the client has already applied, since the server may not have received the client's previous
-        report.
+        A download of several frames can be applied to the version before or after any of its frames: the server may send frames that the
+        client already has, if it has not received the client's last report.
         """
         a = assignment
         if a.form == DENSE or version == a.base:
             return
         if a.form == OVERWRITE:
-            # The download holds new values of weights, so it also fits every version after `base`.
-            passes = {a.base, version} <= self.past_versions.keys()
+            # The download contains new values of weights, so it can be applied to every version from `base` on.
+            applicable = {a.base, version} <= self.past_versions.keys()
         else:
-            passes = version in _versions(a)
-        if not passes:
+            applicable = version in _versions(a)
+        if not applicable:
             raise NeedDense(
                 f"the download starts from model version {a.base[:8]}, but this client has "
                 f"version {version[:8]}; the client needs all weights"
             )
 
-    def _apply(self, assignment: Assignment) -> None:
-        self.check_path(assignment, self.version)
+    def _change_weights(self, assignment: Assignment) -> None:
+        self.check_applicable(assignment, self.version)
         numel = self.weights.numel()
         if assignment.form == DENSE:
             DENSE_CODEC.open(self._single_frame(assignment), numel).copy_to(self.weights)
@@ -117,5 +113,5 @@ class Replica:
 
 
 def _versions(assignment: Assignment) -> list[str]:
-    """Return the base version of a download, and the model version after each of its frames."""
+    """Return the model versions before and after each frame of a download."""
     return [*itertools.accumulate(assignment.frames, next_version, initial=assignment.base)]

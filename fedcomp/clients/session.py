@@ -1,12 +1,11 @@
 """The client's part of a round: commit or roll back the previous update, apply the download, train, and encode the new update.
 
-A client's memory (fedcomp.memories) stores the part of the updates that compression left out. An encoded update is called a frame. A frame
-is a proposal until the client knows whether the server accepted it. The client's next assignment (the message that starts its work) says
-whether the server accepted the frame. To settle a proposal means to commit it to the memory if the server accepted the frame, and to roll
-the memory back otherwise.
+A client's memory (fedcomp.memories) stores the part of the updates that compression left out. An encoded update is called a frame. The next
+assignment (message from the server) says whether the server accepted the client's frame. If so, the client commits the frame to its memory;
+otherwise, it rolls the memory back.
 
-A session runs one client on a device, or many clients in a simulation. Before clients train, they are brought to the same version of the
-model, so all clients of a session share one copy of the weights.
+A session runs one client on a device, or many clients in a simulation. All clients of a round train from the same version of the model, so
+the clients of a session share one copy of the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,86 +40,77 @@ from .trainer import ClientResult, Trainer
 
 
 class ClientHook:
-    """Methods that a `ClientSession` calls around training and encoding, to simulate Byzantine clients. The methods of the base class
-    change nothing.
-    """
+    """Methods that a `ClientSession` calls, to simulate Byzantine clients. The methods of this class change nothing."""
 
     needs_whole_cohort: bool = False  # whether `handle` must get all clients of a phase in one call
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
-        """Receive the assignments of the first phase of a round, before the session handles them."""
+        """Receive the assignments that start a round, before the session handles them."""
 
     def no_answer_reason(self, assignment: Assignment) -> str:
-        """Return the reason why a virtual client sends no report, or the empty string if the client sends a report."""
+        """Return the reason why the client sends no report, or "" if it sends one."""
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Divide assignments into groups that the session handles one after the other.
-
-        Return a pair (key, assignments) for each group; the keys must be hashable.
-        """
+        """Divide assignments into groups that the session handles one after the other. Return pairs (group name, assignments)."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
-        """Return the training data of a group, by default `data`."""
+        """Return the training data of a group."""
         return data
 
     def on_updates(self, group: Any, assignments: Sequence[Assignment], updates: Tensor) -> Tensor:
-        """Return the updates [m, numel] that the m clients of a group encode, by default `updates`. The method may overwrite the tensor
-        `updates`.
-        """
+        """Return the updates [m, numel] that the m clients of a group encode. The method may overwrite `updates`."""
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`. `memory` is the client's memory."""
+        """Return the report that a client sends. `memory` is the client's memory."""
         return report
 
 
-class HostedStates:
-    """The states of a session's clients, by client id. All states are in main memory."""
+class ClientStates:
+    """The states of a session's clients, all in main memory. In a simulation, `ClientStore` can also keep them in the checkpoint."""
 
     def __init__(self) -> None:
         self.by_client: dict[int, ClientState] = {}
 
     def at(self, client: int) -> ClientState:
-        """Return the state of a client."""
         return self.by_client[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Do nothing. In a simulation, ClientStore loads the states of these clients from the checkpoint."""
+        """Load the states of these clients into main memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Do nothing. In a simulation, ClientStore marks the states of these clients as changed, for the next checkpoint."""
+        """Mark the states of these clients as changed, so that the next checkpoint contains them."""
 
 
 class EncodingSession:
     """A session that applies the downloads of its clients and encodes their updates. The caller trains the clients."""
 
     def __init__(
-        self, replica: Replica, states: HostedStates, algorithm: ClientAlgorithm, seed: int
+        self, replica: Replica, states: ClientStates, algorithm: ClientAlgorithm, seed: int
     ):
         self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
         self.rounds: dict[int, RoundState] = {}  # by client: the state in the current round
 
     def download(self, assignment: Assignment) -> None:
-        """Commit or roll back the client's previous update, and apply the assignment's download to the copy of the model.
+        """Commit or roll back the client's previous update, and apply the download in an assignment.
 
         Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        # If `_commit_accepted` has already committed the update, the memory has no pending update.
-        if state.memory.pending is not None:
-            state.settle(a.accepted, a.returned)
-        if state.memory.counterpart is not None and state.after != a.accepted:
+        state.settle(a.accepted, a.returned)
+        if state.memory.counterpart is not None and state.committed != a.accepted:
             state.memory.reset()  # the server accepted an update that is not in the client's memory
-            state.after = ""
+            state.committed = ""
         if state.version != a.version:
-            self.replica.check_path(a, state.version)
+            self.replica.check_applicable(a, state.version)
         try:
-            self.replica.move(a)
+            self.replica.apply(a)
         except NeedDense:
-            state.version = self.replica.version and state.version
+            if not self.replica.version:  # the weights match no version
+                state.version = ""
             raise
         state.version = a.version
 
@@ -130,10 +120,9 @@ class EncodingSession:
         updates: Tensor | None,
         traces: Sequence[Traces] | None = None,
     ) -> list[Frame]:
-        """Return one frame (encoded update) per client, and store the ticket (hash) of each frame in the client's state.
+        """Return one frame (encoded update) per client, or a FedcompError if the client fails. Store the tickets (hashes) of the frames.
 
-        The tensor `updates` [m, numel] may be overwritten. In a later phase of a round, `updates` is None if the clients send further
-        frames of the updates that their memories already hold. If a client fails, a FedcompError replaces the client's frame.
+        `updates` [m, numel] may be overwritten. It is None in a later phase of a round if the clients' memories already have the updates.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -165,15 +154,14 @@ class EncodingSession:
 class ClientSession(EncodingSession):
     """A session that trains its clients, and answers assignments with reports.
 
-    A client's round state is deleted when any client of the session starts another round. With `keeps_rounds`, the state is kept until this
-    client starts another round. `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the
-    model, so they are freed once they are applied.
+    `keeps_rounds`: whether the round state of a client is kept until this client starts another round. Otherwise, it is deleted when any
+    client of the session starts another round. `evaluator`: None if clients do not evaluate the model.
     """
 
     def __init__(
         self,
         replica: Replica,
-        states: HostedStates,
+        states: ClientStates,
         trainer: Trainer,
         algorithm: ClientAlgorithm,
         seed: int,
@@ -189,22 +177,20 @@ class ClientSession(EncodingSession):
 
     @property
     def at_once(self) -> int:
-        """The number of assignments that the caller should pass to one call of `handle`."""
+        """The number of assignments to pass to one call of `handle`."""
         whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. If a client fails, its report contains the stage and the reason of the failure, and the
-        other clients continue.
-        """
+        """Return one report for each assignment. If a client fails, its report contains the stage and the reason of the failure."""
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
             running = {a.round for a in assignments}
             self.rounds = {c: state for c, state in self.rounds.items() if state.round in running}
         self.hook.on_assignments([a for a in assignments if a.phase == self.algorithm.phases[0]])
         for a in assignments:
-            if reason := self.hook.no_answer_reason(a):
-                reports[a.client] = failure(a, "reply", reason)
+            if missing := self.hook.no_answer_reason(a):
+                reports[a.client] = failure(a, "reply", missing)
         answering = [a for a in assignments if a.client not in reports]
         with timed("memories"):
             self.states.ensure_loaded([a.client for a in answering])
@@ -227,9 +213,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Commit or roll back the clients' previous updates, and apply the downloads. Return two lists of assignments: those that start a
-        round, and those of later phases of a round.
-        """
+        """Settle the previous updates, and apply the downloads. Return the assignments that start a round, and those that continue one."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -242,7 +226,7 @@ class ClientSession(EncodingSession):
                     continue
                 stage = "download"
                 self.download(a)
-                a.frames = []
+                a.frames = []  # frees memory, since frames may be as large as the model
                 starting.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
@@ -252,10 +236,7 @@ class ClientSession(EncodingSession):
     def _evaluate(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
-        """Evaluate the model on the held-out data of each client whose assignment asks for an evaluation.
-
-        Return the assignments of clients that did not fail, and the metrics by client.
-        """
+        """Evaluate the model if an assignment asks for it. Return the assignments of clients that did not fail, and metrics by client."""
         measured: dict[int, ReportedMetrics] = {}
         if self.evaluator is not None and any(a.evaluate for a in assignments):
             weights = self.algorithm.model_weights(self.replica.weights)
@@ -269,11 +250,7 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit accepted updates to the memories of all clients in one call.
-
-        Two kinds of updates are not committed here, but in the method `download`: updates that the server accepted only partly, and updates
-        of clients that keep momentum.
-        """
+        """Commit accepted updates in one batch, except updates that the server used only partly, or whose client keeps momentum."""
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -288,14 +265,12 @@ class ClientSession(EncodingSession):
         if accepted:
             type(accepted[0].memory).commit_batch([state.memory for state in accepted])
         for state in accepted:
-            state.after = state.ticket
+            state.committed = state.ticket
 
     def _start_round(
         self, group: Any, assignments: Sequence[Assignment], measured: Mapping[int, ReportedMetrics]
     ) -> dict[int, Report]:
-        """Train clients of a group, and return their reports for the first phase of the round. The updates are freed when this method
-        returns.
-        """
+        """Train clients of a group, and return their reports for the first phase of the round."""
         failures: dict[int, Exception] = {}
         data = self.hook.training_data(group, self.trainer.data)
         with timed("local SGD"):
@@ -311,9 +286,7 @@ class ClientSession(EncodingSession):
     def _finish_training(
         self, trained: list[ClientResult], updates: Tensor, measured: Mapping[int, ReportedMetrics]
     ) -> dict[int, Report]:
-        """Encode the updates [m, numel] of m trained clients, and store the results of training in the clients' states. Return the reports
-        by client.
-        """
+        """Encode the updates [m, numel] of m trained clients, and store the results of training. Return the reports by client."""
         assignments = [t.assignment for t in trained]
         states = [self.states.at(a.client) for a in assignments]
         buffers = [state.buffers or {} for state in states]
@@ -343,7 +316,7 @@ class ClientSession(EncodingSession):
         return reports
 
     def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
-        """Return the clients' reports for a phase of a round after the first phase."""
+        """Return the clients' reports for a later phase of a round."""
         reports: dict[int, Report] = {}
         proceeding: list[Assignment] = []
         new_updates: list[tuple[Assignment, Tensor]] = []
@@ -372,7 +345,7 @@ class ClientSession(EncodingSession):
         updates: Tensor | None = None,
         traces: Sequence[Traces] | None = None,
     ) -> dict[int, Report]:
-        """Encode `updates`; see `EncodingSession.encode` for None. Return the reports by client."""
+        """Encode `updates` (see `encode`), and return the reports by client."""
         reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
@@ -392,7 +365,7 @@ class ClientSession(EncodingSession):
                 state.ticket,
                 round_state.examples or self.trainer.examples(a.client),
                 round_state.loss,
-                committed=state.after,
+                committed=state.committed,
                 metrics=round_state.metrics,
             )
         return reports
@@ -401,7 +374,7 @@ class ClientSession(EncodingSession):
         self, a: Assignment, stage: str, error: Exception | SystemExit, kind: str = FAILED
     ) -> Report:
         version = self.states.at(a.client).version
-        return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
+        return failure(a, stage, failure_reason(error), version, self.replica.fingerprint, kind)
 
 
 def context_of(assignment: Assignment) -> Context:
@@ -411,7 +384,7 @@ def context_of(assignment: Assignment) -> Context:
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or a more specific error if NaN or infinity in the training data may be the cause."""
+    """Return `error`, or a more specific error if NaN or infinity in the training data may have caused it."""
     if not isinstance(error, NonFiniteError):
         return error
     if isinstance(trainer.data, LazyData):  # searching this data for NaN may take too long
@@ -423,6 +396,6 @@ def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> Fedcom
     return error
 
 
-def reason(error: Exception | SystemExit) -> str:
-    """Return the reason of a failure: the first line of a fedcomp error, or the file, line and message of an error in the user's code."""
+def failure_reason(error: Exception | SystemExit) -> str:
+    """Return the first line of a fedcomp error, or the file, line and message of an error in the user's code."""
     return str(client_error(error)).strip().split("\n")[0]

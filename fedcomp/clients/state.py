@@ -1,7 +1,4 @@
-"""The state of a client between rounds, and its serialised form: named vectors, and a record (bytes) with all other values.
-
-A device stores the state in its state folder. A simulation stores the states of all clients in a `ClientStore`.
-"""
+"""The state of a client between rounds, and its serialised form: named vectors, and a record (bytes) with all other values."""
 
 import itertools
 import json
@@ -25,16 +22,16 @@ MOMENTUM = "local-momentum"  # name of the momentum vector
 
 @dataclass
 class ClientState:
-    """The state of a client between rounds. The client's copy of the model is not part of this state: the session owns the copy."""
+    """The state of a client between rounds, without its copy of the model."""
 
     memory: Memory
     version: str  # version of the client's copy of the model
     ticket: str = ""  # ticket (hash) of the client's latest frame
     buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm
     momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum
-    # State of the optimizer or of the user's train_fn, if this state is kept between rounds.
+    # State of the optimizer or of the user's train_fn, if it is kept between rounds.
     training: dict[str, Any] | None = None
-    after: str = ""  # ticket (hash) of the last frame that was committed to the memory
+    committed: str = ""  # ticket (hash) of the last frame that was committed to the memory
 
     def move(self, to_place: Callable[[Tensor], Tensor]) -> None:
         """Replace each vector by `to_place(vector)`, for example by a copy on another device."""
@@ -47,10 +44,9 @@ class ClientState:
     def settle(self, accepted: str, returned: bytes = b"") -> None:
         """Commit the latest update to the memory (error feedback) if the server accepted it, else roll the memory back.
 
-        `accepted` is the ticket (hash) of the accepted update. `returned` is a frame with the entries of the accepted update that the
-        server did not use, or b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. If the latest
-        update has already been committed or rolled back, the call has no effect. Raises FrameError, and changes nothing, if `returned` is
-        damaged.
+        `accepted` is the ticket (hash) of the last accepted update. `returned` is a frame with the part of this update that the server did
+        not use. The momentum of local SGD is set to zero at the accepted coordinates. The call has no effect if the latest update has
+        already been committed or rolled back. Raises FrameError, and changes nothing, if `returned` is damaged.
         """
         memory = self.memory
         if memory.pending is None:
@@ -60,12 +56,12 @@ class ClientState:
             return
         sent = memory.sent_positions if self.momentum is not None else None
         dropped = memory.commit(returned=returned or None)
-        self.after = self.ticket
+        self.committed = self.ticket
         if self.momentum is not None:
             mask([self.momentum], sent, dropped)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the state as vectors [numel], whose names begin with `name`, and a list of byte strings. Vectors are not copied."""
+        """Return vectors [numel], whose names begin with `name`, and the parts of the record. Vectors are not copied."""
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
@@ -80,7 +76,7 @@ class ClientState:
         record = {
             "version": self.version,
             "ticket": self.ticket,
-            "after": self.after,
+            "after": self.committed,
             "vectors": list(vectors),
             "values": {key: len(value) for key, value in values.items()},
         }
@@ -95,10 +91,9 @@ class ClientState:
         vector: Callable[[str], Tensor | None],
         make_memory: Callable[[], Memory],
     ) -> Self:
-        """Restore a state from the result of `pack`. `vector(name)` returns the packed vector of this name. `make_memory()` returns a new
-        memory, into which the stored memory is loaded.
+        """Restore a state from the vectors and the record that `pack` returned. Raises CheckpointError if the record is damaged.
 
-        Raises CheckpointError if `record` was not made by `pack`.
+        `vector(name)` returns a packed vector. `make_memory()` returns a new memory, into which the stored memory is loaded.
         """
         try:
             head, _, rest = record.partition(b"\n")
@@ -122,5 +117,5 @@ class ClientState:
             )
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise CheckpointError(
-                f"the stored state '{name}' is damaged; start a new run"
+                f"the stored client state '{name}' is damaged ({error}); start a new run"
             ) from error

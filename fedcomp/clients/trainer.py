@@ -16,7 +16,7 @@ from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_batches
 from .state import ClientState
 
-# For each client, the indices of its examples.
+# By client: the indices of its examples.
 Shards = list[np.ndarray] | dict[int, np.ndarray]
 
 
@@ -29,12 +29,12 @@ class ClientResult(NamedTuple):
     lr_sum: float = 0.0  # sum of the learning rates of all local steps
 
 
-# The results of the clients that did not fail, and the updates [clients, numel] of these clients.
-Stack = tuple[list[ClientResult], Tensor]
+# The results of the clients that did not fail, and their updates [clients, numel].
+TrainedClients = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The local training of a session's clients. `shards[client]` holds the indices of the client's examples in `data`."""
+    """The local training of a session's clients. `shards[client]` are the indices of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -48,21 +48,17 @@ class Trainer:
         all_shards: Shards | None = None,
         at_once: int = 1,
     ):
-        """`all_shards` has the example indices of all clients of the run, which algorithms that train on data partitions need. The default
-        is `shards`.
-
-        `at_once` is the number of clients or partitions whose updates are in memory at the same time.
+        """`all_shards`: the shards of all clients of the run, for algorithms that train on data partitions; by default `shards`. `at_once`:
+        number of clients or partitions whose updates are in memory at the same time.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # Maps (id of the data, partition) to a pair of the current round: (summary of the update, mean loss). If training failed, an
-        # exception replaces the summary.
+        # In the current round, by id of the data and partition: the summary of the update, or an exception, and the mean loss.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
-        """Return the number of examples of a client."""
         return len(self.shards[client])
 
     def train(
@@ -72,14 +68,15 @@ class Trainer:
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
-    ) -> Stack:
-        """Train the clients of the assignments on `data`, starting from `global_state`. Return the clients' results and updates.
+    ) -> TrainedClients:
+        """Train the clients of the assignments on `data`, starting from `global_state`.
 
-        The exceptions of clients that fail are added to `failures`; these clients have no result.
+        The exceptions of clients that fail are added to `failures`. These clients have no result.
         """
         start = self.algorithm.model_weights(global_state).to(self.engine.device)
         if self.algorithm.trains_on_partitions:
             return self._train_on_partitions(assignments, data, start, failures)
+        empty = start.new_empty(0, len(start))
         by_settings: dict[tuple[Any, ...], list[Assignment]] = {}
         for a in assignments:
             if self.examples(a.client):
@@ -104,7 +101,6 @@ class Trainer:
                     failures[a.client] = result
                 else:
                     trained.append(ClientResult(a, result, job.traces, sgd.lr * len(job.batches)))
-        empty = start.new_empty(0, len(start))
         return trained, stacks[0] if len(stacks) == 1 else torch.cat([empty, *stacks])
 
     def _jobs(
@@ -115,7 +111,7 @@ class Trainer:
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
     ) -> list[Job]:
-        """Return one training job for each assignment. All jobs use the learning rate, number of steps and batch size of `sgd`."""
+        """Return one training job for each assignment. All jobs have the same training options `sgd`."""
         jobs = []
         for a in assignments:
             state, shard = state_of(a.client), self.shards[a.client]
@@ -129,7 +125,7 @@ class Trainer:
             jobs.append(Job(a.round, a.client, plan, state.buffers, traces, shard, state.training))
         return jobs
 
-    # Training on partitions of the data. In each round, this process trains once on each partition, for all clients that use the partition.
+    # Training on partitions: in each round, the session trains once on each partition, for all clients that need its result.
 
     def _train_on_partitions(
         self,
@@ -137,9 +133,10 @@ class Trainer:
         data: Examples,
         start: Tensor,
         failures: dict[int, Exception],
-    ) -> Stack:
+    ) -> TrainedClients:
+        empty = start.new_empty(0, len(start))
         if not assignments:
-            return [], start.new_empty(0, len(start))
+            return [], empty
         if self._round != assignments[0].round:
             self._round, self._results = assignments[0].round, {}
         partitions = {a.client: _attempt(self.algorithm.partitions, a) for a in assignments}
@@ -165,9 +162,7 @@ class Trainer:
             else:
                 trained.append(ClientResult(a, JobResult(sum(losses) / len(losses))))
                 updates.append(update)
-        return trained, torch.stack(updates).to(start.device) if updates else start.new_empty(
-            0, len(start)
-        )
+        return trained, torch.stack(updates).to(start.device) if updates else empty
 
     def _train_partitions(
         self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
@@ -194,14 +189,14 @@ class Trainer:
                 self._results[id(data), partition] = summary, result.loss
 
     def _partition_job(self, partition: DataPartition, a: Assignment) -> Job:
-        """Return the training job of a data partition. Raises ProtocolError if this process does not have all data of the partition."""
+        """Return the training job of a partition. Raises ProtocolError if some of its data are missing."""
         sgd = self.sgd.for_round(a.lr, a.steps, a.batch_size)
         try:
             shard = np.concatenate([self.all_shards[client] for client in partition.clients])
         except LookupError as error:
             raise ProtocolError(
-                f"this client must train on partition {partition.number}, but lacks data of this partition; "
-                "give the client the data of the whole task, and set --partition-id"
+                f"this client must train on data of other clients (partition {partition.number}), but does not have them; give this client "
+                "the data of the whole task, and set --partition-id"
             ) from error
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
         return Job(a.round, partition.number, plan, rows=shard)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..callbacks import LogMessage
-from ..clients.session import reason
+from ..clients.session import failure_reason
 from ..errors import FedcompError, UnreachableError, UserError
 from ..formatting import named_clients
 from ..keys.connection import contact, join_address
@@ -272,7 +272,9 @@ class ClientProcess:
                         self._queue_message(hosted, entry, COMBINE_S)
                     await asyncio.sleep(pause_s)
         except Exception as error:
-            failed = error if isinstance(error, FedcompError) else FedcompError(reason(error))
+            failed = (
+                error if isinstance(error, FedcompError) else FedcompError(failure_reason(error))
+            )
             hosted.error = failed
             if not self._single:
                 combine_s = COMBINE_S if isinstance(failed, UnreachableError) else 0.0

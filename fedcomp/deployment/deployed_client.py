@@ -12,7 +12,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..clients import device_state
-from ..clients.session import ClientSession, reason
+from ..clients.session import ClientSession, failure_reason
 from ..errors import CheckpointError, FedcompError
 from ..keys.certificates import CURVE, parse_private_key, private_key_pem
 from ..keys.keyring import point_of
@@ -150,7 +150,7 @@ class DeployedClient:
         state = self.round_state
         self._log_signatures(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
-            if signed := self.log.of(self.run).get(f"{SIGNED}{self.client_id}"):
+            if signed := self.log.entries(self.run).get(f"{SIGNED}{self.client_id}"):
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
@@ -219,7 +219,7 @@ def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[R
     try:
         return session.handle(assignments)
     except Exception as error:  # an error in the user's code, or a malformed assignment
-        why, fingerprint = reason(error), session.replica.fingerprint
+        why, fingerprint = failure_reason(error), session.replica.fingerprint
         return [
             failure(a, "train", why, session.states.at(a.client).version, fingerprint)
             for a in assignments

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
-from ..clients.session import ClientSession, HostedStates
+from ..clients.session import ClientSession, ClientStates
 from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..codecs import codec
@@ -189,7 +189,7 @@ def _new_session(
         held_out: dict[int, np.ndarray] = {}  # by client: indices of its evaluation examples
         examples = data, shards, data if test is None else test[0].to(setup.device), held_out
         evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
-    parts = replica, HostedStates(), trainer, algorithm, config.seed
+    parts = replica, ClientStates(), trainer, algorithm, config.seed
     return ClientSession(*parts, keeps_rounds=True, evaluator=evaluator)
 
 

@@ -1,7 +1,6 @@
-"""X.509 certificates of the federation's own CA (certificate authority), the server, relays and clients. All keys are on the curve P-384.
+"""X.509 certificates of the federation's own CA (certificate authority), its server, relays and clients. All keys are on the curve P-384.
 
-The server, the relays and the clients trust only this CA. A client or relay is identified by its public key, not by the name in its
-certificate.
+The server, relays and clients trust only this CA. The public key in a certificate identifies a client or relay, not the name.
 """
 
 import ipaddress
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-# The validity of a certificate begins BACKDATED_BY before the certificate is made, so that machines whose clocks are behind accept it.
+# Certificates are valid from this long before they are made, so that machines whose clocks are slow accept them.
 BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """
@@ -42,10 +41,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 def certificate_hosts(hosts: Sequence[str]) -> list[str]:
-    """Return the hosts of a new certificate (`hosts`, localhost and 127.0.0.1) without duplicates.
-
-    Raises KeysError if one of `hosts` is neither a host name nor an IP address.
-    """
+    """Return `hosts`, localhost and 127.0.0.1 without duplicates. Raises KeysError for a text that is not a host name or IP address."""
     return list(dict.fromkeys([*map(_host, hosts), *DEFAULT_HOSTS]))
 
 
@@ -67,7 +63,7 @@ def _host(text: str) -> str:
 
 
 def ca_certificate(key: PrivateKey, now: datetime, ends: datetime) -> x509.Certificate:
-    """Return a self-signed CA certificate. The CA may sign certificates of servers and clients, but not of other CAs."""
+    """Return a self-signed CA certificate. The CA may not sign certificates of other CAs."""
     return (
         _builder(ISSUER, key.public_key(), now, ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -85,9 +81,9 @@ def server_certificate(
     ends: datetime,
     relay: bool = False,
 ) -> x509.Certificate:
-    """Return a certificate, signed by the CA, for a server that clients reach at `hosts`.
+    """Return a certificate for a server or relay that clients reach at `hosts`.
 
-    If `relay` is true, the certificate is also valid for a TLS client, because a relay connects to the server.
+    A relay's certificate is also valid for a TLS client, because the relay connects to the server.
     """
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * relay
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
@@ -106,10 +102,10 @@ def server_certificate(
 def client_certificate(
     key: ec.EllipticCurvePublicKey, ca_key: PrivateKey, now: datetime, ends: datetime
 ) -> x509.Certificate:
-    """Return a certificate, signed by the CA, for a client. The certificate has no client id: the registry (registry.py) maps keys to ids.
+    """Return a certificate for a client, without the client's id: the registry (registry.py) maps keys to ids.
 
-    The certificate is as short as TLS allows, because each join transfers it three times: the client sends the certificate to the server,
-    and the server sends it back in two TLS session tickets.
+    The certificate is as short as TLS allows, because each join transfers it three times: the client sends it, and the server sends it back
+    in two TLS session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
@@ -146,7 +142,7 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the host names and IP addresses that a certificate is for."""
+    """Return the host names and IP addresses in a certificate."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
@@ -156,16 +152,13 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return "relay-ID" for the certificate of a relay, else "server": the argument of `fedcomp keys renew` in error messages.
-
-    "ID" is a placeholder for the relay's id, which the certificate does not contain.
-    """
+    """Return the argument of `fedcomp keys renew`: "server", or "relay-ID" for a relay, whose certificate does not contain its id."""
     relay = certificate is not None and certificate.subject == _common_name(RELAY)
     return "relay-ID" if relay else "server"
 
 
 def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
-    """Return whether the CA issued and signed a certificate."""
+    """Return whether `ca` issued and signed a certificate."""
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
@@ -174,7 +167,7 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def parse_certificate(text: str) -> x509.Certificate:
-    """Parse a PEM text with exactly one certificate. Raises ValueError if the text has no certificate or several."""
+    """Parse a PEM text with exactly one certificate, or raise ValueError."""
     (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 
@@ -191,12 +184,12 @@ def parse_private_key(text: bytes) -> PrivateKey:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate file. Raises KeysError if the file cannot be read or holds no certificate."""
+    """Read a certificate file. Raises KeysError if the file cannot be read or has no certificate."""
     return _read(path, x509.load_pem_x509_certificate, "a certificate", "restore it from a copy")
 
 
 def read_private_key(path: Path, remedy: str = "restore it from a copy") -> PrivateKey:
-    """Read a private key file. Raises KeysError if the file has no valid key. The error message ends with `remedy`."""
+    """Read a private key file. Raises KeysError, with `remedy` at the end, if the file cannot be read or has no valid key."""
     return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
 

@@ -1,8 +1,8 @@
-"""Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
+"""Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix.
 
 `contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame, all
-within one deadline. gRPC itself would report a failure of any of these steps as an unavailable server. If the handshake fails, `contact`
-connects again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
+within one time limit. If a step fails, gRPC would only report an unavailable server. `contact` instead connects again to find the cause:
+another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -18,18 +18,18 @@ from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
 from .certificates import holder_of, hosts_of, parse_certificate
-from .enrolment import Enrolment, out_of_date, utc_now
+from .enrolment import Enrolment, utc_now, validity_problem
 
 # OpenSSL's error codes for a certificate that is not valid now.
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest of the time serves to find the cause of a failure
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is for finding the cause of a failure
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-FRAME_HEAD = 9  # number of bytes in the header of an HTTP/2 frame
-SETTINGS = b"\x04"  # the type of a SETTINGS frame
+FRAME_HEAD = 9  # length of the header of an HTTP/2 frame
+SETTINGS = b"\x04"  # type of a SETTINGS frame
 
 ERRORS = {  # UnreachableError.cause → message
     "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",
@@ -45,25 +45,22 @@ ERRORS = {  # UnreachableError.cause → message
     "starting": "{where} closes the connection during the TLS handshake; try again and check the server's output, or correct --server",
     "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
     "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
-    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, and if they are right, "
-    "run on the server: fedcomp keys renew {id}",
+    "refused": "{where} refuses the certificate of {name} ({why}); check the clocks of both machines, and if they are right, "
+    "run on the server: fedcomp keys renew {holder}",
     "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
 }
 
 
 @dataclass(frozen=True)
 class Contact:
-    """The result of `contact` for a fedcomp server that can be reached."""
+    """The result of `contact`."""
 
     certificate: x509.Certificate | None  # None without TLS
     seconds: float  # time from the start of the DNS look-up to the server's first answer
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
-    """Return host and port of a text such as `host:port` or `[::1]:port`.
-
-    Raises ConfigError if the text has another form. The error message begins with `name`.
-    """
+    """Return host and port of a text such as `host:port` or `[::1]:port`. Raises ConfigError, which names the option `name`, for others."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     is_host = bare and bare.isprintable() and "/" not in bare and (":" not in bare or bare != host)
@@ -80,11 +77,11 @@ def join_address(host: str, port: int) -> str:
 
 
 def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: float = 5.0) -> Contact:
-    """Connect to a server and check its certificate. If `trust` is an enrolment, also check that the server accepts the client.
+    """Check that a fedcomp server can be reached.
 
-    `trust`: an enrolment; or the CA as PEM, to check only the server's certificate; or None for a server without TLS (--insecure).
-
-    Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA in `trust` is not a certificate.
+    `trust`: an enrolment, to check the server's certificate and that the server accepts the client's certificate; the CA as PEM, to check
+    only the server's certificate; or None for a server without TLS (--insecure). Raises UnreachableError within `timeout_s` seconds, and
+    KeysError if the CA in `trust` is not a certificate.
     """
     probe, answer = _Probe(host, port, trust, timeout_s), Future[Contact]()
 
@@ -94,7 +91,7 @@ def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: floa
         except Exception as error:
             answer.set_exception(error)
 
-    # The system's DNS resolver has no timeout, but this function can stop waiting for a thread.
+    # In a thread, because the system's DNS resolver has no timeout.
     threading.Thread(target=run, daemon=True, name="contact").start()
     try:
         return answer.result(timeout_s)
@@ -103,7 +100,7 @@ def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: floa
 
 
 class _Probe:
-    """The steps of `contact`, and the additional connections that find out why a step failed."""
+    """The steps of `contact`, and the search for the cause of a failure."""
 
     def __init__(self, host: str, port: int, trust: Enrolment | str | None, timeout_s: float):
         self.host, self.port, self.timeout_s = host, port, timeout_s
@@ -117,8 +114,8 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        # The reason to report if the current step times out.
-        self.missing = "the host name is not resolved"
+        # Reported if the current step times out.
+        self.timeout_reason = "the host name is not resolved"
 
     def contact(self) -> Contact:
         started = monotonic()
@@ -126,22 +123,22 @@ class _Probe:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise self._error("unknown host") from error
-        self.missing = "no connection is made"
+        self.timeout_reason = "no connection is made"
         with self._connect() as raw_socket:
             if self.context is None:
                 self._expect_http2(raw_socket)
                 return Contact(None, monotonic() - started)
-            self.missing = "no answer to the TLS handshake"
+            self.timeout_reason = "no answer to the TLS handshake"
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
-                if self.enrolment:  # without a client certificate, the server closes the connection
+                if self.enrolment:  # otherwise, the server refuses the connection
                     self._expect_http2(connection)
                 return Contact(_certificate(connection), monotonic() - started)
 
     def silent(self) -> UnreachableError:
-        """Return the error for a step that timed out."""
-        return self._error("silent", why=self.missing)
+        """Return the error if the current step times out."""
+        return self._error("silent", why=self.timeout_reason)
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
         insecure = " --insecure" if self.ca is None else ""
@@ -185,16 +182,14 @@ class _Probe:
         if cause := OUT_OF_DATE.get(error.verify_code):
             renew = f"renew {holder_of(certificate)}"
             dated = ("certificate", certificate, renew), ("CA", self.ca, "init")
-            for kind, checked, remedy in dated:
-                if checked and (when := out_of_date(checked, utc_now())):
-                    problem = f"the {kind} of {self.where} {when}"
-                    return UnreachableError(
-                        f"{problem} on the server: fedcomp keys {remedy}", cause
-                    )
+            for kind, checked, command in dated:
+                remedy = f"run on the server: fedcomp keys {command}"
+                if checked and (problem := validity_problem(checked, utc_now(), remedy)):
+                    return UnreachableError(f"the {kind} of {self.where} {problem}", cause)
         return self._error("ca")
 
     def _no_tls(self, error: Exception) -> UnreachableError:
-        """Return the error for a failed TLS handshake. A second connection finds out whether the server uses TLS."""
+        """Return the error for a failed TLS handshake. Connect again to find out whether the server uses TLS."""
         with suppress(OSError, UnreachableError), self._connect() as connection:
             if _speaks_http2(connection):
                 return self._error("no tls")
@@ -218,8 +213,8 @@ class _Probe:
     # HTTP/2.
 
     def _expect_http2(self, connection: socket.socket) -> None:
-        """Wait for the server's first HTTP/2 frame. In TLS 1.3, a refusal of the client's certificate arrives after the handshake."""
-        self.missing = "no HTTP/2 frame arrives"
+        """Wait for the server's first HTTP/2 frame, because TLS 1.3 servers refuse a client's certificate after the handshake."""
+        self.timeout_reason = "no HTTP/2 frame arrives"
         connection.settimeout((1.0 if self.enrolment else HANDSHAKE) * self.timeout_s)
         try:
             if _speaks_http2(connection):
@@ -237,22 +232,20 @@ class _Probe:
             raise self._refused(self.enrolment, error) from error
 
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
-        """Return the error for a server that closed the connection after it received the client's certificate.
-
-        A gRPC server closes the connection without a reason. Other servers send a TLS alert with the reason.
-        """
+        """Return the error for a server that closed the connection after it received the client's certificate."""
         try:
             enrolment.refuse_expired()
         except KeysError as expired:
             return UnreachableError(str(expired), "refused")
+        # Only some servers send a TLS alert with the reason; gRPC servers do not.
         alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
         why = alert.replace("_", " ").lower() or "it closes the connection"
-        return self._error("refused", id=enrolment.id, why=why)
+        return self._error("refused", name=enrolment.name, holder=enrolment.holder, why=why)
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError."""
-    # Over TLS, send nothing: if the server has closed the connection, the server's TLS alert could be lost.
+    # Over TLS, send nothing: if the server has closed the connection, sending could discard its TLS alert.
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
     with connection.makefile("rb") as file:
@@ -266,7 +259,7 @@ def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
     context.set_alpn_protocols([ALPN])
     context.load_verify_locations(cadata=ca)
     if enrolment is not None:
-        certificate, key = map(_readable, (enrolment.certificate, enrolment.private_key))
+        certificate, key = map(_pipe, (enrolment.certificate, enrolment.private_key))
         try:
             context.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}")
         finally:
@@ -275,8 +268,8 @@ def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
     return context
 
 
-def _readable(text: str) -> int:
-    """Return the file descriptor of a pipe that contains a short text. The pipe replaces a file, so that no key is written to disk."""
+def _pipe(text: str) -> int:
+    """Return the file descriptor of a pipe that contains a short text. Unlike with a file, no key is written to disk."""
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)

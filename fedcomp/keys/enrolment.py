@@ -1,13 +1,12 @@
 """The enrolment file: one TOML file with everything that a client or a relay needs to join a run.
 
-    id = 3  # Logical id; a client and a relay may have the same id.
-    certificate = "-----BEGIN CERTIFICATE..."  # Signed by the CA; its public key identifies the client to the server.
-    private_key = "-----BEGIN PRIVATE KEY..."  # The private key of the certificate, EC P-384 in PKCS8.
-    ca = "-----BEGIN CERTIFICATE..."  # The CA that signed this certificate and the server's.
-    server = "server.example:8080"  # The server's address, if it is known.
+    id = 3                                       # a client and a relay may have the same id
+    certificate = "-----BEGIN CERTIFICATE..."    # its public key identifies the client or relay
+    private_key = "-----BEGIN PRIVATE KEY..."    # of the certificate, EC P-384 in PKCS8
+    ca = "-----BEGIN CERTIFICATE..."             # the CA that signed this certificate and the server's
+    server = "server.example:8080"               # the server's address, if it is known
 
-Whoever can read the file can act as the client or relay, so only its owner may read it. The certificate of a relay is also valid for the
-relay's hosts, since the relay is a server to its clients.
+Whoever can read the file can act as the client or relay, so only its owner may read it.
 """
 
 import hashlib
@@ -54,20 +53,20 @@ def format_time(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return the start of an error message if a certificate has expired or is not valid yet at the time `now`, else "".
+def validity_problem(certificate: x509.Certificate, now: datetime, remedy: str) -> str:
+    """Return the end of an error message if a certificate is not valid at the time `now`, else "".
 
-    The caller must append the command that replaces the certificate, because the message ends with "else run".
+    `remedy`: what to do if this machine's clock is right, such as "run: " with a command that replaces the certificate.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
     when = f"begins on {format_time(begins)}" if now < begins else f"expired on {format_time(ends)}"
-    return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else run"
+    return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else {remedy}"
 
 
 def parse_time(text: Any) -> datetime:
-    """Parse an ISO 8601 time with an offset from UTC, such as the output of `format_time`, or raise ValueError."""
+    """Parse an ISO 8601 time with an offset from UTC, or raise ValueError."""
     time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if time.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -97,7 +96,7 @@ def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def default_enrolment() -> Path:
-    """Return the path of this machine's enrolment file, which is FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
+    """Return the path in FEDCOMP_ENROLMENT if it is set, else ~/.config/fedcomp/enrolment.toml.
 
     Raises ConfigError if FEDCOMP_ENROLMENT begins with the ~ of a user that does not exist.
     """
@@ -109,7 +108,7 @@ def default_enrolment() -> Path:
 
 @dataclass(frozen=True)
 class TomlTable:
-    """A table of a TOML file. Error messages about the fields begin with `where` (file or entry) and end with `remedy` (what to do)."""
+    """A table of a TOML file. Error messages about its fields begin with `where` (file or entry) and end with `remedy` (what to do)."""
 
     table: Mapping[str, Any]
     where: str
@@ -126,10 +125,7 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or malformed.
-
-        `expected` describes a valid field in the error message.
-        """
+        """Return the field `name`, parsed by `read`. Raises KeysError, with `expected`, if the field is missing or malformed."""
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:
@@ -139,7 +135,7 @@ class TomlTable:
 
     @property
     def server(self) -> str | None:
-        """The field `server`, an address, or None if the field is missing. Raises KeysError if the field is not ASCII text."""
+        """The field `server`, an address, or None if it is missing. Raises KeysError if it is not ASCII text."""
         if "server" not in self.table:
             return None
         return self.take("server", ascii_text, "a text such as server.example:8080")
@@ -153,7 +149,7 @@ def parse_id(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """The id of a client or relay with its certificate, its private key and the CA of its server."""
+    """The content of an enrolment file."""
 
     id: int
     certificate: str = field(repr=False)  # PEM
@@ -163,10 +159,10 @@ class Enrolment:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read and check an enrolment file. An expired enrolment is not an error.
+        """Read and check an enrolment file. An expired certificate is not an error.
 
         Raises KeysError if a field is missing or malformed, if the private key does not match the certificate, or if the CA did not sign
-        the certificate. The message names the file and the line or field.
+        the certificate.
         """
         fields = TomlTable.of_file(Path(path), RESTORE)
         enrolment = cls(
@@ -176,68 +172,70 @@ class Enrolment:
             fields.take("ca", _certificate_text, "a certificate as PEM"),
             fields.server,
         )
-        if enrolment.pair[1] != enrolment.leaf.public_key():
+        if enrolment.key_pair[1] != enrolment.x509_certificate.public_key():
             raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {RESTORE}")
-        if not is_signed_by(enrolment.leaf, parse_certificate(enrolment.ca)):
+        if not is_signed_by(enrolment.x509_certificate, parse_certificate(enrolment.ca)):
             raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {RESTORE}")
         return enrolment
 
     @cached_property
-    def leaf(self) -> x509.Certificate:
+    def x509_certificate(self) -> x509.Certificate:
         """The parsed certificate."""
         return parse_certificate(self.certificate)
 
     @cached_property
-    def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-        """The private and the public key. A client also signs its encrypted votes with the private key; see keyring.py."""
+    def key_pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+        """The private and the public key. A client also signs its sealed ballots with the private key (keyring.py)."""
         private = parse_private_key(self.private_key.encode())
         return private, private.public_key()
 
     @property
     def relay(self) -> bool:
         """Whether this enrolment belongs to a relay. Only certificates of relays name hosts."""
-        return bool(hosts_of(self.leaf))
+        return bool(hosts_of(self.x509_certificate))
 
     @property
     def name(self) -> str:
-        """The name of the client or relay in messages, such as "client 3"."""
+        """The name in messages, such as "client 3"."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
+
+    @property
+    def holder(self) -> int | str:
+        """The argument of `fedcomp keys renew`: a client's id, or a text such as "relay-0"."""
+        return f"relay-{self.id}" if self.relay else self.id
 
     @property
     def key_hash(self) -> bytes:
         """The identity of the client or relay [32 bytes]; see the function `key_hash`."""
-        return key_hash(self.pair[1])
+        return key_hash(self.key_pair[1])
 
     @property
     def not_after(self) -> datetime:
         """The end of the certificate's validity, UTC."""
-        return self.leaf.not_valid_after_utc
+        return self.x509_certificate.not_valid_after_utc
 
     def refuse_expired(self, now: datetime | None = None) -> None:
         """Raise KeysError if the certificate has expired or is not valid yet, by this machine's clock."""
-        if when := out_of_date(self.leaf, now or utc_now()):
-            holder = f"relay-{self.id}" if self.relay else self.id
-            raise KeysError(
-                f"the certificate of {self.name} {when} on the server: fedcomp keys renew {holder}"
-            )
+        remedy = f"run on the server: fedcomp keys renew {self.holder}"
+        if problem := validity_problem(self.x509_certificate, now or utc_now(), remedy):
+            raise KeysError(f"the certificate of {self.name} {problem}")
 
     def text(self) -> str:
         """Return the content of the enrolment file."""
         present = {name: value for name, value in asdict(self).items() if value is not None}
         return (
-            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. This file holds\n"
-            "# a private key: only the owner of the file may read it.\n"
+            f"# The enrolment of {self.name}, valid until {format_time(self.not_after)}. This file contains a private key:\n"
+            "# only the owner of the file may read it.\n"
             + tomli_w.dumps(present, multiline_strings=True)
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
-        """Write the CA's certificate and the private key to files, in the formats that flower-supernode reads. Return both paths.
-
-        Raises FileExistsError if one of the files exists.
-        """
+        """Write the CA's certificate and the private key to new files for flower-supernode. Return the paths. Raises FileExistsError."""
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, [self.ca.encode()], 0o644)
-        private = self.pair[0].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        private = self.key_pair[0].private_bytes(
+            Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+        )
         write_new(key, [private], 0o600)
         return ca, key
 

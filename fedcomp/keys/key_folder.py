@@ -1,14 +1,13 @@
 """A folder of keys: a certificate authority (CA), the server's certificate, an enrolment file of each client and relay, and a registry.
 
-    ca.crt, ca.key:            The CA's certificate and private key. The server runs without ca.key, which signs new certificates.
-    server.crt, server.key:    The server's certificate, for the given hosts, localhost and 127.0.0.1, and its private key.
-    clients/0.toml ...:        The enrolment file of each client (keys/enrolment.py).
+    ca.crt, ca.key:            The CA's certificate and private key. Only commands that make certificates need ca.key; the server does not.
+    server.crt, server.key:    The server's certificate and private key.
+    clients/0.toml ...:        The enrolment file of each client (enrolment.py).
     relays/0.toml ...:         The enrolment file of each relay, if there are relays.
-    registry.toml:             The public keys of the clients and relays, with the state and expiry of each key. The server reads this file.
+    registry.toml:             The public keys of the clients and relays, with the state and expiry of each key (registry.py).
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
-replace registry.toml last. If a command is killed, registry.toml still has its complete old content, or the complete new content. If the
-content is old, run the command again. Private files are created with mode 0600 and folders with mode 0700.
+registry.toml last. If a command is killed before that, run it again. Private files have mode 0600 and folders have mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -35,7 +34,7 @@ from ..errors import KeysError, os_errors
 from . import certificates
 from .certificates import CURVE, certificate_pem, private_key_pem, read_certificate
 from .connection import join_address
-from .enrolment import Enrolment, format_time, openssh, out_of_date, utc_now
+from .enrolment import Enrolment, format_time, openssh, utc_now, validity_problem
 from .registry import ENROLLED, REVOKED, Registry, RegistryEntry, read_file, registry_text
 
 CA_CRT = "ca.crt"
@@ -51,9 +50,9 @@ NEW_KEYS = "make new keys in another folder: fedcomp keys init --out DIR --clien
 def make(
     folder: str | Path, clients: int, hosts: Sequence[str] = (), days: int = DAYS, port: int = 8080
 ) -> list[str]:
-    """Make a new folder of keys; if this fails, no folder is left. Return the hosts that the server's certificate is for.
+    """Make a new folder of keys. Return the hosts of the server's certificate.
 
-    Raises KeysError if the folder exists or cannot be written, or a host is not valid.
+    Raises KeysError, and leaves no folder, if the folder exists or cannot be written, or a host is not valid.
     """
     folder = Path(folder)
     names = certificates.certificate_hosts(hosts)
@@ -62,10 +61,10 @@ def make(
             f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
             f"{keys_command(folder, 'add')}"
         )
-    advice = "give a folder that can be written"
-    with os_errors(KeysError, f"--out {folder} cannot be written", advice):
+    with os_errors(
+        KeysError, f"--out {folder} cannot be written", "give a folder that can be written"
+    ):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # mkdtemp makes the folder with mode 0700.
         partial = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
         try:
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
@@ -78,7 +77,7 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            # The renaming fails if another process has made the folder in the meantime.
+            # Fails if another process has made the folder in the meantime.
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -88,10 +87,7 @@ def make(
 
 
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
-    """Enrol `count` new clients. Return the new ids, which follow the highest existing client id.
-
-    Raises KeysError, for example if ca.key is missing or the CA's certificate has expired.
-    """
+    """Enrol `count` new clients. Return their ids. Raises KeysError, for example if ca.key is missing."""
     with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
         new = [issuer.enrol(id) for id in range(first, first + count)]
@@ -102,7 +98,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
     """Enrol a relay that clients reach at `hosts`. Return the relay's id and the hosts of its certificate.
 
-    Raises KeysError, for example if a host is not valid, ca.key is missing, or the CA's certificate has expired.
+    Raises KeysError, for example if a host is not valid or ca.key is missing.
     """
     names = certificates.certificate_hosts(hosts)
     with _locked(folder) as state:
@@ -113,7 +109,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 
 
 def revoke(folder: str | Path, *holders: int | str) -> None:
-    """Revoke the keys of clients and relays. Each holder is the id of a client, or a text such as "relay-0" for a relay.
+    """Revoke the keys of clients and relays. A holder is the id of a client, or a text such as "relay-0".
 
     Raises KeysError, and revokes no key, if one of the holders is not in the registry.
     """
@@ -129,9 +125,8 @@ def renew(
 ) -> datetime:
     """Write a new enrolment file, with a new key, for a client or relay. Return the new certificate's expiry time.
 
-    The server then refuses the old key. If the client or relay was revoked, it is accepted again. A relay's new certificate is for the
-    hosts of its old enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, the hosts of a relay are not
-    known, ca.key is missing, or the CA's certificate has expired.
+    The server then refuses the old key. A revoked client or relay is accepted again. A relay's new certificate is for the hosts of its old
+    enrolment file and for `hosts`. Raises KeysError, for example if `holder` is not in the registry or ca.key is missing.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -142,7 +137,11 @@ def renew(
                 raise KeysError(
                     f"{file} with the hosts of {old.name} is missing; restore this file, or give the hosts with --host HOST"
                 )
-            old_hosts = certificates.hosts_of(Enrolment.read(file).leaf) if file.exists() else []
+            old_hosts = (
+                certificates.hosts_of(Enrolment.read(file).x509_certificate)
+                if file.exists()
+                else []
+            )
             names = certificates.certificate_hosts([*old_hosts, *hosts])
         new = state.issuer(days).enrol(old.id, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
@@ -156,7 +155,7 @@ def renew_server(
     """Write a new key and certificate for the server. Return the certificate's hosts and expiry time.
 
     The new certificate is for the hosts of the old certificate and for `hosts`. The enrolment files of clients stay valid. Raises
-    KeysError, for example if ca.key is missing or the CA's certificate has expired.
+    KeysError, for example if ca.key is missing.
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
@@ -166,27 +165,23 @@ def renew_server(
     return names, ends
 
 
-def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that have expired or will expire within `within_days` days.
+def expiring(folder: str | Path, within_days: int) -> list[int | str]:
+    """Return the holders of certificates that have expired or will expire within `within_days` days, without revoked holders.
 
-    A holder is "server", the id of an enrolled client, or a text such as "relay-0" for an enrolled relay. Raises KeysError if a file of the
-    folder cannot be read.
+    A holder is "server", the id of a client, or a text such as "relay-0". Raises KeysError if a file of the folder cannot be read.
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
     content = read_file(folder / REGISTRY)
     entries = (*content.clients, *content.relays)
-    due = [e.holder for e in entries if e.state == ENROLLED and e.not_after <= limit]
+    holders = [e.holder for e in entries if e.state == ENROLLED and e.not_after <= limit]
     server_ends = read_certificate(folder / SERVER_CRT).not_valid_after_utc
-    return ["server"] * (server_ends <= limit) + due
+    return ["server"] * (server_ends <= limit) + holders
 
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The certificate authority (CA) of a folder of keys.
-
-    Certificates that the CA signs are valid for `days` days, but not longer than the CA's own certificate.
-    """
+    """The CA of a folder of keys. Its certificates are valid for `days` days, but not longer than the CA's own certificate."""
 
     folder: Path
     certificate: x509.Certificate
@@ -204,10 +199,7 @@ class _Issuer:
         return ends
 
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
-        """Write an enrolment file with a new key. Return the entry that the caller must add to the registry.
-
-        `relay_hosts`: the hosts of the new relay, or None to enrol a client.
-        """
+        """Write an enrolment file with a new key. Return its registry entry. `relay_hosts`: the hosts of a relay, or None for a client."""
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
         ca_key, (now, ends) = self.key, self._validity()
@@ -223,14 +215,14 @@ class _Issuer:
         return entry
 
     def _validity(self) -> tuple[datetime, datetime]:
-        """Return the start (now) and the end of the validity of a new certificate."""
+        """Return the start and the end of the validity of a new certificate."""
         now = utc_now()
         ends = min(now + timedelta(days=self.days), self.certificate.not_valid_after_utc)
         return now, ends.replace(microsecond=0)
 
 
 @dataclass(frozen=True)
-class _State:
+class _LockedFolder:
     """The registry of a folder of keys, while this process holds the folder's lock."""
 
     folder: Path
@@ -238,10 +230,10 @@ class _State:
     server: str | None
 
     def issuer(self, days: int) -> _Issuer:
-        """Read the CA's certificate and key. Raises KeysError if ca.key is missing or the CA's certificate has expired."""
+        """Read the CA's certificate and key. Raises KeysError, for example if the certificate has expired."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = certificates.read_private_key(
-            self.folder / CA_KEY, "restore it, because this command signs a certificate with it"
+            self.folder / CA_KEY, "restore it, because this command needs it to sign a certificate"
         )
         if key.public_key() != certificate.public_key():
             raise KeysError(
@@ -254,7 +246,7 @@ class _State:
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the registry's entry of a client or relay. Raises KeysError if the registry has no such entry."""
+        """Return the entry of a client or relay. Raises KeysError if the registry has no such entry."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry
@@ -269,7 +261,7 @@ class _State:
         )
 
     def next_id(self, relay: bool) -> int:
-        """Return the id for the next new relay, or for the next new client if `relay` is False: the highest id plus 1."""
+        """Return the highest id of the relays or clients, plus 1."""
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[RegistryEntry]) -> None:
@@ -278,7 +270,7 @@ class _State:
 
 
 @contextmanager
-def _locked(folder: str | Path) -> Iterator[_State]:
+def _locked(folder: str | Path) -> Iterator[_LockedFolder]:
     """Lock a folder of keys and yield its registry. Raises KeysError if a file cannot be read or written."""
     folder = keys_folder(folder)
     with os_errors(KeysError, f"--keys {folder} cannot be written", "make it writable"):
@@ -286,7 +278,7 @@ def _locked(folder: str | Path) -> Iterator[_State]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             content = read_file(folder / REGISTRY)
-            yield _State(folder, (*content.clients, *content.relays), content.server)
+            yield _LockedFolder(folder, (*content.clients, *content.relays), content.server)
         finally:
             os.close(lock)
 
@@ -308,10 +300,7 @@ def keys_folder(folder: str | Path) -> Path:
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
-    """Check the server's certificate and key. Return the certificate, even if it has expired.
-
-    Raises KeysError if the CA did not sign the certificate, if server.key is not the key of the certificate, or if TLS cannot use a file.
-    """
+    """Return the server's certificate, even if it has expired. Raises KeysError if certificate, key and CA do not match or are damaged."""
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
     ca, certificate = read_certificate(folder / CA_CRT), read_certificate(folder / SERVER_CRT)
@@ -339,13 +328,9 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 
 
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """Return the paths of the server's certificate and private key, for a server that is about to start.
-
-    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now.
-    """
+    """Return the paths of the server's certificate and private key. Raises KeysError if they are not valid now."""
     folder, now = keys_folder(folder), now or utc_now()
-    certificate = check_server_files(folder)
-    if when := out_of_date(certificate, now):
-        renew = keys_command(folder, "renew", "server")
-        raise KeysError(f"{folder / SERVER_CRT} {when}: {renew}")
+    remedy = f"run: {keys_command(folder, 'renew', 'server')}"
+    if problem := validity_problem(check_server_files(folder), now, remedy):
+        raise KeysError(f"{folder / SERVER_CRT} {problem}")
     return folder / SERVER_CRT, folder / SERVER_KEY

@@ -1,10 +1,9 @@
-"""The keys with which clients sign sealed ballots (encrypted votes on the update), and verify each other's signatures.
+"""The keys with which clients sign sealed ballots (strategies/sealed_election.py), and verify each other's signatures.
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
-during this run, it accepts no other key for that client. A server that announces the true keys at the start of a run can therefore not
-replace them with false keys later in the run. Pins are stored on the client's disk (signature_log.py). If the client leaves the run,
-joins another run and returns, its pins for the first run are still valid. A client with `--roster`, a list of public keys, accepts only the
-keys in this list.
+during this run, it accepts no other key for that client. Therefore, a server cannot replace true keys by false keys during a run. Pins are
+stored on the client's disk (signature_log.py), and stay valid if the client joins another run and returns. A client with `--roster`, a list
+of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +22,13 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-PIN = "key/"  # pinned public keys have the names key/0, key/1 and so on in the signature log, by client id
+PIN = "key/"  # entry "key/<client>" in the signature log: the pinned public key of a client
 
 
 class UnknownKey(ProtocolError):
-    """The server announced a public key for another client, but this client does not accept the key.
+    """The client does not accept the public key that the server announces for another client.
 
-    The round may continue without the client whose key is not accepted.
+    The round may continue without that other client.
     """
 
 
@@ -39,13 +38,12 @@ class Keyring(Protocol):
     run: str
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        """Return the private key of a client. Raises ProtocolError for a client whose private key is not known."""
+        """Return the private key of a client. Raises ProtocolError if the key is not known."""
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a point of the elliptic curve P-384 in compressed form [49 bytes].
 
-        `announced`: the key that the server announces for the client `client`, or b"" for none. Raises UnknownKey if the announced key
-        differs from the key that is known for the client.
+        `announced`: the key that the server announces for the client, or b"" for none. Raises UnknownKey if another key is known.
         """
 
 
@@ -60,12 +58,12 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
         raise ProtocolError(
-            "a public key in the message is invalid, since it is not a point of P-384 (an elliptic curve)"
+            "a public key in the message is not a point of the elliptic curve P-384; server and clients need the same version of fedcomp"
         ) from error
 
 
 class DerivedKeys:
-    """The keys of the virtual clients of a simulation. The keys are derived from a seed, and are not secret."""
+    """The keys of the virtual clients of a simulation, derived from a seed and not secret."""
 
     def __init__(self, seed: int):
         self.seed, self.run = seed, f"simulation {seed}"
@@ -88,13 +86,10 @@ class DerivedKeys:
 
 @dataclass
 class ServerKeys:
-    """The keys that a server knows: the public keys with which clients joined.
-
-    `key_of(client)` returns a client's public key as a point of the curve P-384 in compressed form.
-    """
+    """The keys that a server knows: the public keys with which clients joined."""
 
     run: str
-    key_of: Callable[[int], bytes]
+    key_of: Callable[[int], bytes]  # returns a client's public key as a compressed point
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         raise ProtocolError(
@@ -107,19 +102,18 @@ class ServerKeys:
 
 @dataclass
 class PinnedKeys:
-    """The keys that client `client_id` knows: its own key pair, and the public keys of other clients, pinned or from --roster."""
+    """The keys that client `client_id` knows: its own private key, and the public keys of other clients, pinned or from --roster."""
 
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    # The clients' public keys (points of an elliptic curve) in --roster, by client id. Without --roster, the value is None, and the client
-    # pins the keys that the server announces.
+    # The public keys in --roster as compressed points, by client id. None without --roster: the client pins keys.
     roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stored = self.log.of(self.run).items()
+        stored = self.log.entries(self.run).items()
         self._pins = {
             int(name.removeprefix(PIN)): point for name, point in stored if name.startswith(PIN)
         }
@@ -127,7 +121,7 @@ class PinnedKeys:
         for client, point in self._pins.items():
             if point == own and client != self.client_id:
                 raise ProtocolError(
-                    f"the server treats this client as client {self.client_id}, but earlier in this run this client was client {client}"
+                    f"the server treats this client as client {self.client_id}, but this client was client {client} earlier in this run"
                 )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
@@ -162,7 +156,7 @@ class PinnedKeys:
         return self._pin(client, announced)
 
     def _pin(self, client: int, point: bytes) -> bytes:
-        """Pin the key `point` of a client, unless it is already pinned. Return the key."""
+        """Pin the key `point` of a client, and return it."""
         if self._pins.get(client) != point:
             self.log.add(self.run, {f"{PIN}{client}": point})
             self._pins[client] = point
@@ -170,9 +164,6 @@ class PinnedKeys:
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """Return the public keys (compressed points) of all clients in a registry.toml, by client id.
-
-    Raises KeysError if the file is malformed.
-    """
+    """Return the public keys of all clients in a registry.toml as compressed points, by client id. Raises KeysError if it is malformed."""
     clients = read_file(path).clients
     return {entry.id: point_of(parse_public_key(entry.public_key)) for entry in clients}

@@ -1,4 +1,4 @@
-"""The registry: a file with the public key of each client and relay. Each key belongs to only one client or relay.
+"""The registry: a file with the public key of each client and relay.
 
     server = "server.example:8080"               # the server's address, copied into new enrolment files
     [[client]]
@@ -9,7 +9,7 @@
     replaced = []                                # public keys before renewals; they are refused
     [[relay]]                                    # the same fields; a relay and a client may have the same id
 
-Clients and relays are looked up by the SHA-256 of their certificate's public key (`key_hash` in enrolment.py).
+Each key belongs to only one client or relay. A server finds a client or relay by the hash of its public key (`key_hash` in enrolment.py).
 """
 
 import os
@@ -51,29 +51,26 @@ class RegistryEntry:
     public_key: str  # OpenSSH, one line
     state: str  # ENROLLED or REVOKED
     not_after: datetime  # UTC
-    replaced: tuple[str, ...] = ()  # keys that were replaced by renewals; they are refused
+    replaced: tuple[str, ...] = ()  # public keys before renewals
     relay: bool = False
 
     @property
     def name(self) -> str:
-        """The name of the client or relay in messages, such as "client 3"."""
+        """The name in messages, such as "client 3"."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
     def file(self) -> str:
-        """The path of this entry's enrolment file inside the folder of keys."""
+        """The path of the enrolment file inside the folder of keys."""
         return f"{'relays' if self.relay else 'clients'}/{self.id}.toml"
 
     @property
     def holder(self) -> int | str:
-        """The name of this entry in `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
+        """The argument of `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return "" if the key is accepted at the time `now`, else the reason of the refusal and the command that renews the key.
-
-        `folder` is the folder of keys to which the command applies.
-        """
+        """Return "" if the key is accepted at the time `now`, else the reason and the command that renews the key in `folder`."""
         if self.state == REVOKED:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
@@ -84,19 +81,19 @@ class RegistryEntry:
 
 @dataclass(frozen=True)
 class RegistryContent:
-    """The content of a registry.toml at the time at which it was read. Clients and relays are in the order of their ids."""
+    """The content of a registry.toml. Clients and relays are in the order of their ids."""
 
     clients: tuple[RegistryEntry, ...] = ()
     relays: tuple[RegistryEntry, ...] = ()
     server: str | None = None  # the server's address
     problem: str = ""  # why the file cannot be used, or "" if it can be used
 
-    # By key hash: the client or relay that has or had this key, and whether a renewal has replaced the key.
+    # By key hash: the client or relay with this key, and whether a renewal has replaced the key.
     holders: Mapping[bytes, tuple[RegistryEntry, bool]] = field(default_factory=dict, compare=False)
 
 
 class KeyStatus(NamedTuple):
-    """The id of the client or relay with a key, or the reason why the key is refused, as one sentence."""
+    """The id of the client or relay with a key, or the reason why the key is refused."""
 
     client: int | None = None
     relay: int | None = None
@@ -132,7 +129,7 @@ class Registry:
         return self._current().problem
 
     def find(self, key_hash: bytes) -> KeyStatus:
-        """Return the client or relay with this key hash, or the reason why the key is refused."""
+        """Look up a key by its hash."""
         content, folder = self._current(), self.path.parent
         if content.problem:
             return KeyStatus(reason=content.problem)
@@ -149,7 +146,7 @@ class Registry:
         return KeyStatus(relay=entry.id) if entry.relay else KeyStatus(client=entry.id)
 
     def enrolled(self) -> dict[int, str]:
-        """Return the public keys (one OpenSSH line each) of all clients that are accepted now, by client id."""
+        """Return the public keys (OpenSSH lines) of all clients that are accepted now, by client id."""
         now = self.now()
         return {entry.id: entry.public_key for entry in self.entries if not entry.refusal(now)}
 
@@ -160,8 +157,7 @@ class Registry:
     def poll(self, log: Callable[[str], None]) -> bool:
         """Return whether registry.toml has changed since the last call and is valid now.
 
-        After a change, the caller must check the keys of connected clients again. Calls `log` once when the file becomes malformed, and
-        once when it is repaired. The expiry of a key does not count as a change of the file.
+        If so, the caller must check the keys of connected clients again. Calls `log` when the file becomes malformed or is repaired.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled
@@ -169,7 +165,7 @@ class Registry:
             return False
         if content.problem and content.problem != before.problem:
             log(
-                f"{content.problem}; until the file is valid, no client is accepted; refused clients keep trying to connect"
+                f"{content.problem}; until then, no client is accepted, but refused clients keep trying to connect"
             )
         elif before.problem and not content.problem:
             accepted = len(self.enrolled())
@@ -177,7 +173,7 @@ class Registry:
         return not content.problem
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return the file's inode, size and modification time, or () if the file does not exist."""
+        """Return the file's inode, size and modification time, which change with its content, or () if the file does not exist."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -201,7 +197,7 @@ class Registry:
         return content
 
 
-# Cached, because the file is read again after each change, but most keys stay the same.
+# Cached, because most keys stay the same when the file is read again.
 @lru_cache(1 << 17)
 def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError for a malformed key."""
@@ -210,7 +206,7 @@ def _parsed(key: str) -> tuple[str, bytes]:
 
 
 def read_file(path: Path) -> RegistryContent:
-    """Return the content of a registry.toml. Raises KeysError if the file is malformed; the message names the line or the field."""
+    """Return the content of a registry.toml. Raises KeysError if the file cannot be read or is malformed."""
     fields = TomlTable.of_file(path, REMEDY)
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
     holders = _holders([*clients, *relays], path)
@@ -236,9 +232,7 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
 def _holders(
     entries: Sequence[RegistryEntry], path: Path
 ) -> dict[bytes, tuple[RegistryEntry, bool]]:
-    """Return `RegistryContent.holders`. Raises KeysError if two clients or relays have the same key, or if a current key is also listed as
-    replaced.
-    """
+    """Return `RegistryContent.holders`. Raises KeysError if two entries have the same key, or if a current key is listed as replaced."""
     holders: dict[bytes, tuple[RegistryEntry, bool]] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
@@ -259,7 +253,7 @@ def _holders(
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
-    """Return the entry that a [[client]] or [[relay]] table defines. Raises KeysError, with `number` in the message."""
+    """Parse a [[client]] or [[relay]] table, the `number`th in the file. Raises KeysError."""
     fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
     id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")

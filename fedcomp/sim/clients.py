@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..clients.session import ClientSession, HostedStates
+from ..clients.session import ClientSession, ClientStates
 from ..clients.state import ClientState
 from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
@@ -18,7 +18,7 @@ from .placement import IN_MEMORY, Placement
 OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
-class ClientStore(HostedStates):
+class ClientStore(ClientStates):
     """The states of all clients, such as error-feedback residuals. Recently used states are in memory; other states are in the checkpoint.
 
     A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..clients.session import reason
+from ..clients.session import failure_reason
 from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..tasks.data import Examples
@@ -198,7 +198,7 @@ class RayEngine(Engine):
                 result = "the Ray actor that trained this client died twice; the cause may be a lack of memory or the task's own code"
             except RayError as error:
                 idle.append(actor)
-                result = f"Ray could not train this client: {reason(error)}"
+                result = f"Ray could not train this client: {failure_reason(error)}"
             yield trained, result
 
     def _data_ref(self, data: Examples) -> Any:
@@ -247,7 +247,7 @@ class RayEngine(Engine):
         try:
             errors = [error for error in ray.get([a.load.remote() for a in actors]) if error]
         except RayError as error:
-            errors = [reason(error)]
+            errors = [failure_reason(error)]
         if errors:
             raise TaskError(
                 f"--engine ray: an actor cannot load the task ({errors[0]}); every machine of a cluster needs the task's files "
@@ -281,7 +281,8 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
             ray.init(**init)
     except Exception as error:  # Ray raises built-in exceptions of several types
         raise UserError(
-            f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS_VARIABLE} to the address of a running cluster, or unset it"
+            f"--engine ray: Ray does not start ({failure_reason(error)}); set {ADDRESS_VARIABLE} to the address of a running "
+            "cluster, or unset it"
         ) from error
 
 
@@ -309,8 +310,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--engine ray: no cluster answers at {address}, which {ADDRESS_VARIABLE} names ({reason(error)}); start a cluster there with "
-            "ray start --head, or unset the variable"
+            f"--engine ray: no cluster answers at {address}, which {ADDRESS_VARIABLE} names ({failure_reason(error)}); start a cluster "
+            "there with ray start --head, or unset the variable"
         ) from error
 
 

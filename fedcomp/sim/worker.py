@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import malloc
-from ..clients.session import reason
+from ..clients.session import failure_reason
 from ..config import RunConfig, data_folder
 from ..layout import Layout
 from ..tasks import initial_model, load
@@ -50,7 +50,7 @@ class TrainingWorker:
                 model = initial_model(task, self.config.seed)
                 self.engine = client_engine(task, model, Layout.of(model), self.device)
             except Exception as error:
-                return reason(error)
+                return failure_reason(error)
         return ""
 
     def train(
@@ -73,9 +73,11 @@ class TrainingWorker:
                     self._own_data = self.engine.task.train().to(self.device)
                 data = self._own_data
             result = self.engine.try_job(start, data, job, sgd, seed, update)
-            return reason(result) if isinstance(result, Exception) else packed_result(result)
+            return (
+                failure_reason(result) if isinstance(result, Exception) else packed_result(result)
+            )
         except (Exception, KeyboardInterrupt) as error:  # the task's code may raise any exception
-            return reason(client_error(error))
+            return failure_reason(client_error(error))
 
 
 def main(descriptor: int, parent_pid: int) -> None:

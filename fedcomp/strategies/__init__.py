@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# By name of a run option: the function that parses the option's value. The function raises SpecError for an invalid value.
+# For each run option with a spec string: the function that parses the string, or raises SpecError.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -52,8 +52,8 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of the given layout.
 
-    `settings`: keyword arguments of `RoundStrategy`, such as `warn`. Raises SpecError for an invalid spec string, and ConfigError for a
-    `config` that does not suit the strategy.
+    `settings`: further keyword arguments of `RoundStrategy`. Raises SpecError for an invalid spec string, and ConfigError for a `config`
+    that does not suit the strategy.
     """
     cls, options = _chosen(text)
     return cls(config, layout, options=options, **settings)
@@ -66,11 +66,10 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return a copy of the run options `config`, with unset options set to the defaults of the strategy and of the memory.
+    """Return a copy of the run options in which the strategy's and the memory's defaults replace unset options. Raises UserError.
 
-    If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
-    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (the round in which schedules end) is
-    set if a schedule needs it. Raises UserError.
+    A memory `auto` without such a default stays `auto`, or becomes the stored memory if the run is resumed. When the model is known,
+    `fedcomp.memories.with_memories` replaces `auto`. The option `horizon` (the round in which schedules end) is set if a schedule needs it.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

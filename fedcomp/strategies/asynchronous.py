@@ -1,17 +1,21 @@
 """Asynchronous averaging: the server updates the model whenever enough client updates have arrived.
 
-In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
-at a low-precision copy of the model and send these gradients in low precision. When a gradient arrives, other gradients may already have
-changed the model. In "Asynchronous federated optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a,
-with a constant a. In "Federated learning with buffered asynchronous aggregation" (Nguyen et al., AISTATS 2022), the server updates the
-model when K client updates have arrived. This strategy combines the ideas of these three papers:
+This strategy combines ideas of three papers:
+
+    Nguyen et al.: Federated learning with buffered asynchronous aggregation. AISTATS 2022. The server updates the model when K client
+    updates have arrived.
+    Xie, Koyejo, Gupta: Asynchronous federated optimization. 2019. An update of staleness s has the weight (1 + s)^−a, with a constant a.
+    Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization (AsyLPG). NeurIPS 2019. Both the model and the
+    gradients are sent in low precision. Unlike AsyLPG, this strategy has no variance reduction.
+
+The server updates the model θ by
 
     θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)).
 
-Here θ is the model, η the server's learning rate, and x_i the update of client i. The sum is over the first K updates that arrive. Then K
-other clients start to train from the new θ. The staleness s_i is the number of rounds since client i started to train. C is the uplink
-codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this strategy has no variance reduction.
-The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the rounds.
+Here η is the server's learning rate, and x_i the update of client i. The sum is over the first K updates that arrive. Then K clients start
+to train from the new θ. The staleness s_i is the number of rounds since client i started to train. C is the uplink codec with the clients'
+memory, and C' the downlink codec with the server's memory. The server rejects updates whose staleness exceeds the option `staleness`.
+server/asynchronous_loop.py runs the rounds.
 """
 
 from dataclasses import dataclass
@@ -25,8 +29,7 @@ from .base import AcceptedUpdate
 
 @dataclass(frozen=True)
 class AsynchronousOptions:
-    # A round ends when this fraction of the clients that are training has answered
-    wait: float = 0.25
+    wait: float = 0.25  # a round ends when this fraction of the training clients has answered
     staleness: int = 16  # largest accepted staleness of an update, in rounds
     decay: float = 0.5  # a: an update of staleness s has the weight (1 + s)^-a; 0 = no discount
 

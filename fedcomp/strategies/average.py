@@ -6,11 +6,10 @@ weights w_i of the clients i:
 
     y = Σ w_i C(a_i) / Σ w_i.
 
-The weight w_i is 1 or the number of examples of client i, capped at `weight_cap` times the mean weight. With `clip_update` = c, the server
-multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound of Sun, Kairouz, Suresh, McMahan (Can you
-really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language models,
-ICLR 2018), clients clip their updates before they send them. The part of an update that clipping removes is lost: if the server returned
-this part to the client's memory, the client would send it in a later round.
+The weight w_i is 1 (--weights uniform) or the number of examples of client i (--weights examples), and at most --weight-cap times the mean
+weight. With --clip-update c, the server multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh,
+McMahan (Can you really backdoor federated learning? 2019). The part of an update that clipping removes is lost: if the client's memory
+kept it, the client would send it in a later round.
 """
 
 import math
@@ -27,7 +26,7 @@ from ..kernels.sums import sum_squares
 from ..memories import Counterpart
 from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
 
-BLOCK = 1 << 17  # number of coordinates of a dense update to read at a time
+BLOCK = 1 << 17  # number of coordinates of a dense update that are read at a time
 
 
 class Average(RoundStrategy):
@@ -51,7 +50,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # reading an update may overwrite the update that was read before, so add one by one
+        else:  # updates may share a buffer, so add them one by one
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -60,7 +59,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return the factor 0..1 of an update in the weighted mean, which is Σ weight · factor · update / Σ weight."""
+        """Return a factor 0..1. The mean is Σ weight · factor · update / Σ weight, so a small factor also shortens the mean."""
         return 1.0
 
     def _correct(
@@ -70,9 +69,8 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Correct the mean `into` for absent clients: add the correction that `counterpart`, the server's part of a memory, computes."""
+        """Add the correction for absent clients, which the server half of the memory computes, to the mean `into`."""
         accepted = updates.accepted
-        # For each client, its number of examples: first the accepted clients, then the absent clients.
         examples = {a.client: a.examples for a in accepted}
         examples |= {c: n for c, n in updates.examples.items() if c not in examples}
         fresh = {a.client for a in accepted if a.fresh}
@@ -94,7 +92,7 @@ class Average(RoundStrategy):
             correction.add_to(into)
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return pairs of update and weight. The weights of all clients, including those without an update, sum to 1."""
+        """Return pairs of update and weight. The weights of the accepted clients, including those without an update, sum to 1."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))

@@ -1,9 +1,9 @@
 """Base classes of strategies: `RoundStrategy` is the server half of a federated algorithm, `ClientAlgorithm` the client half.
 
-A strategy selects the cohort of a round (the clients that take part) and the phases of the round (exchanges of messages with the cohort).
-In each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
-assignment. Finally, the strategy combines the accepted updates into one update of the model. The round loop (server/round_loop.py) runs the
-rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
+A strategy selects the cohort of a round, the clients that take part. A round has one or more phases. In a phase, the server sends an
+assignment (a message) to every client of the cohort, and each client answers with a report. A strategy can add announcements (named byte
+strings) to an assignment. At the end of the round, the strategy combines the accepted updates into one update of the model. The round loop
+(server/round_loop.py) runs the rounds. Subclasses override `aggregate`, and `announce` if a later phase depends on an earlier one.
 """
 
 import math
@@ -26,12 +26,12 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # stage named in the rejection of a client that missed the deadline
-QUORUM = "quorum"  # stage named in the rejection of a client that had not answered when the quorum was reached
+# Stages in the rejection of a client that has not answered when the deadline passes, or when the quorum is reached.
+DEADLINE, QUORUM = "deadline", "quorum"
 
-# An encoded update, None if the client sends nothing, or an error if the client failed.
+# A client's encoded update, None if the client sends nothing, or an error if the client failed.
 Frame = bytes | None | FedcompError
-Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,18 @@ class StrategyConfig:
     budget_bytes: int = 0
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit
-    # Learning rate of local SGD; strategies with a majority vote also use it as the server's step size
-    lr: float = 0.05
+    timeout_s: float | None = None  # time limit of a phase (--deadline); None = no limit
+    lr: float = 0.05  # learning rate of local SGD; `vote` and `election` use it on the server
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
-    budget_s: float = 0.0  # time in which a client must be able to send its update
+    budget_s: float = 0.0  # time in which a client must be able to send its update; 0 = no limit
     lr_schedule: str | None = None
     local_steps_schedule: str | None = None
     batch_size_schedule: str | None = None
     density_schedule: str | None = None
     local_steps: int = 5  # number of local steps, unless a schedule sets it
     batch_size: int = 20  # batch size, unless a schedule sets it
-    horizon: int = 0
-    rounds: int = 0  # 0 = unknown
+    horizon: int = 0  # round in which schedules end; 0 = the last round
+    rounds: int = 0  # number of rounds of the run; 0 = unknown
     server_optimizer: str = "sgd"
     clip_update: float = 0.0
     clients: int = 0  # number of clients of the run; 0 = unknown
@@ -77,23 +76,20 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """The state that a client keeps from one phase of a round to the next."""
+    """The state that a client keeps between the phases of a round."""
 
     round: int
     loss: float  # mean loss of local training
-    values: Values = field(default_factory=dict)
-    # Number of examples that determines the weight of the update; 0 = the size of the client's data
-    examples: int = 0
+    values: Values = field(default_factory=dict)  # values that the algorithm stores
+    examples: int = 0  # number of examples to report; 0 = the size of the client's data
     metrics: bytes = b""  # the client's metrics, serialised
 
 
 @dataclass(frozen=True)
 class DataPartition:
-    """A partition of the training data: the data of one or more clients.
+    """A partition of the training data: the data of one or more clients."""
 
-    Random draws are seeded with the partition's `number`, not with a client id, so all clients compute the same update from a partition.
-    """
-
+    # Replaces the client id in the seeds of training, so that all clients compute the same update from a partition.
     number: int
     clients: tuple[int, ...]  # ids of the clients whose data form the partition
 
@@ -103,28 +99,29 @@ class ClientAlgorithm:
     """The client half of a strategy.
 
     In the first phase of a round, a client commits its previous update to its memory (error feedback) if the server accepted this update,
-    and rolls the memory back otherwise. The client then updates its model, trains, and sends a frame (an encoded update). In each later
-    phase, the client's memory encodes another frame of the same update. Subclasses must not store state in attributes. State that outlasts
-    a round belongs in the memory or in the client state (a dict of tensors). State within a round belongs in `RoundState.values`.
+    and otherwise rolls the memory back. The client then downloads the model, trains, and sends a frame (an encoded update). In each later
+    phase, the client sends another frame. Subclasses must not store state in attributes. State that outlasts a round belongs in the memory
+    or in the client state (a dict of tensors). State within a round belongs in `RoundState.values`.
 
-    The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
+    The *global state* [numel] is the vector that the server updates and broadcasts. In most strategies, it consists of the model weights.
     """
 
-    phases: tuple[str, ...] = (TRAIN,)
+    phases: tuple[str, ...] = (TRAIN,)  # names of the phases of a round
 
-    # Whether clients train on the data of `partitions` instead of their own data
+    # Whether clients train on `partitions` instead of their own data
     trains_on_partitions: ClassVar[bool] = False
-    # Whether `encode` calls `encode_one` for each client, instead of encoding the updates of all clients as one batch
+    # Whether `encode` calls `encode_one` for each client, instead of encoding the updates of all clients in one batch
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the server's assignment starts a new round. `state`: the client's state in its last round.
+        """Return whether an assignment starts a new round for a client. `state`: the client's state in its last round.
 
-        Raises ProtocolError if the phase is unknown, or if the assignment continues a round that the client did not start.
+        Raises ProtocolError if the phase is unknown, or if the assignment continues a round that the client has not started.
         """
         if assignment.phase not in self.phases:
             raise ProtocolError(
-                f"this client's strategy has no phase '{assignment.phase}'; server and client need the same strategy"
+                f"this client's strategy has no phase '{assignment.phase}', but only {', '.join(self.phases)}; server and client need the "
+                "same strategy"
             )
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
@@ -135,11 +132,11 @@ class ClientAlgorithm:
         return assignment.phase == first
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
-        """Return the `RoundState.values` with which a client starts a round. `previous`: the client's state in its previous round."""
+        """Return `RoundState.values` at the start of a round. `previous`: the client's state in its previous round."""
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Return the seed for encoding a frame. If `codec.shares_seed`, all clients of a round share one seed."""
+        """Return the seed for encoding a frame. The seed differs between clients, unless `codec.shares_seed` is true."""
         return seeds.key(
             run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
         )
@@ -147,25 +144,23 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the data partitions on which the client trains, or () if it trains on its own data. For each partition, training starts
-        from the same weights.
-        """
+        """Return the partitions on which a client trains if `trains_on_partitions`. Each training starts from the global weights."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Convert `update` [numel], the result of training on a data partition, to an input of `combine`. `seed`: the run's seed."""
+        """Convert the update [numel] from training on a partition into an input of `combine`. `seed`: the seed of the run."""
         return update
 
     def combine(
         self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
     ) -> Tensor:
-        """Return a client's update [numel], on the CPU, from the results of `summarize` for its partitions. `seed`: the run's seed."""
+        """Return a client's update [numel], on the CPU, from the results of `summarize` for its partitions. `seed`: the seed of the run."""
         raise NotImplementedError
 
     # The global state.
 
     def global_layout(self, layout: Layout) -> Layout:
-        """Return the layout (tensor names and shapes) of the global state, for a model with the layout `layout`."""
+        """Return the layout (tensor names and shapes) of the global state, given the layout of the model."""
         return layout
 
     def initial_global_state(self, weights: Tensor) -> Tensor:
@@ -181,7 +176,7 @@ class ClientAlgorithm:
     def gradient_correction(
         self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
     ) -> Tensor | None:
-        """Return a vector (one value per weight) to add to every gradient in local SGD, or None. `sgd`: the run's training options."""
+        """Return a vector [number of weights] to add to every gradient in local SGD, or None. `sgd`: the training options of the run."""
         return None
 
     def after_training(
@@ -192,10 +187,10 @@ class ClientAlgorithm:
         sgd: LocalSGD,
         lr_sums: Sequence[float],
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
-        """Return the vectors [m, numel] that m clients send, and the clients' new states.
+        """Return the vectors [m, numel] that m clients send, and their new client states.
 
-        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: for each client, the sum of the learning rates of its
-        steps.
+        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: for each client, the sum of the learning rates of all its
+        local steps.
         """
         return updates, [{}] * len(updates)
 
@@ -204,7 +199,7 @@ class ClientAlgorithm:
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vector [numel] to encode in a phase after the first, or None if the memory encodes a vector of its own."""
+        """Return the vector [numel] to encode in a phase after the first, or None if the memory already has it, or nothing is encoded."""
         return None
 
     def encode(
@@ -215,10 +210,10 @@ class ClientAlgorithm:
         seeds: Sequence[int],
         context: Context,
     ) -> Sequence[Frame]:
-        """Return the frames that m clients send in a phase. This method may modify `values`, the clients' `RoundState.values`.
+        """Return the frames that m clients send in a phase.
 
-        `updates`: the result [m, numel] of `after_training`, `combine` or `later_update`, or None in a phase without updates. `encode` may
-        overwrite `updates`.
+        `updates`: the vectors [m, numel] from `after_training` or `later_update`, or None if `later_update` returned None. `values`: each
+        client's `RoundState.values`. The method may overwrite both.
         """
         if updates is not None and not self.one_by_one:
             return type(memories[0]).propose_batch(memories, updates, seeds, context)
@@ -234,10 +229,7 @@ class ClientAlgorithm:
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
-        """Return the frame of one client, or None if the client has nothing to send.
-
-        If this method raises FedcompError, only this client fails.
-        """
+        """Return the frame of one client, or None if the client sends nothing. If it raises FedcompError, only this client fails."""
         return memory.proceed(seed=seed, context=context)
 
 
@@ -246,7 +238,7 @@ class ClientAlgorithm:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a phase: how many clients have answered so far."""
+    """The progress of a phase."""
 
     asked: int  # number of clients in the phase
     answered: int  # number of clients that have answered
@@ -256,7 +248,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase: the stage and the reason with which the server rejects clients that have not answered."""
+    """The stage and the reason in the rejections of the clients that have not answered at the end of a phase."""
 
     stage: str = "reply"
     reason: str = "no reply before the phase ended"
@@ -264,7 +256,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The rule that ends a phase: when all clients have answered, when a quorum of answers was accepted, or at a deadline.
+    """The rule that ends a phase: all clients have answered, a quorum of answers was accepted, or the deadline has passed.
 
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
@@ -273,7 +265,7 @@ class RoundCompletion:
     deadline_s: float | None = None  # None: no deadline
 
     def check(self, progress: Progress) -> PhaseEnd | None:
-        """Return the end of the phase (stage and reason), or None if the phase goes on."""
+        """Return the end of the phase, or None if the phase goes on."""
         if progress.answered >= progress.asked:
             return PhaseEnd()
         if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
@@ -284,22 +276,22 @@ class RoundCompletion:
         return None
 
     def answers_until_check(self, progress: Progress) -> int:
-        """Return the minimum number of further answers after which `check` can end the phase."""
+        """Return the smallest number of further answers after which `check` can end the phase before the deadline."""
         missing = quorum_size(self.quorum, progress.asked) - progress.accepted
         return min(progress.asked - progress.answered, missing)
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Floating-point errors do not raise the size: 0.55 · 100 gives 55."""
-    return max(1, math.ceil(quorum * clients - 1e-9))
+    """Return the number of answers in a quorum: ⌈quorum · clients⌉, at least 1."""
+    return max(1, math.ceil(quorum * clients - 1e-9))  # in floating point, 0.55 · 100 is above 55
 
 
 @dataclass(frozen=True)
 class Phase:
-    """An exchange of messages between server and clients within a round, and the rule that ends it."""
+    """A phase of a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None = the quorum and deadline of the run
+    completion: RoundCompletion | None = None  # None = --quorum and --deadline
 
 
 @dataclass(frozen=True)
@@ -313,8 +305,8 @@ class AcceptedUpdate:
     loss: float
     ticket: str  # hash that identifies the update (`fedcomp.messages.ticket`)
     frame: bytes = b""
-    fresh: bool = True  # whether the client's memory has never committed an update
-    rate: float = 1.0  # learning rate of the client divided by the learning rate of the run
+    fresh: bool = True  # whether the client's memory has not committed any update
+    rate: float = 1.0  # learning rate of the round divided by the learning rate of the run
     staleness: int = 0  # number of rounds from the start of the client's training to this round
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
@@ -328,18 +320,18 @@ class PhaseResult:
 
     phase: str
     accepted: Sequence[AcceptedUpdate]
-    # Clients that the server rejected because they sent a frame that no honest client sends.
+    # Rejected clients that sent a frame that no honest client sends.
     proven_byzantine: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """The input of `aggregate`: the accepted updates of each phase, sorted by client id, and the server's state."""
+    """The input of `aggregate`."""
 
     round: int
-    phases: AcceptedByPhase
-    weights: Tensor  # [numel], model weights before the round; do not modify them
-    # By client: number of examples. Only clients with an accepted update in an earlier round have an entry.
+    phases: AcceptedByPhase  # the accepted updates of each phase, sorted by client id
+    weights: Tensor  # global state [numel] before the round; do not modify it
+    # Number of examples of each client that had an accepted update in an earlier round.
     examples: Mapping[int, int] = field(default_factory=dict)
     clients: int = 0  # number of clients that have ever connected
 
@@ -351,10 +343,10 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The results of `RoundStrategy.aggregate`, except the combined update, which is written to the tensor `into`."""
+    """The result of `RoundStrategy.aggregate`, besides the combined update."""
 
     clipped: int = 0  # number of clipped updates
-    # Factor (in float32) by which the model's weights are multiplied before the update is added
+    # Factor (rounded to float32) by which the weights are multiplied before the update is added
     decay: float = 1.0
 
 
@@ -373,8 +365,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The server half of a federated algorithm: its decisions in a round, and its state between rounds.
 
-    The strategy calls `warn(sentence, kind)` to warn the user. A run shows only the first warning of each kind, but all warnings of kind
-    "". Raises ConfigError for settings that do not suit the algorithm.
+    `warn(sentence, kind)` warns the user. A run shows only the first warning of each kind, but all warnings of kind "". The constructor
+    raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -382,21 +374,21 @@ class RoundStrategy(ABC):
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round updates the model
     notice: str = ""  # text to print at the start of a run
-    # Codec classes that are allowed for --uplink, with or without a scope such as @layer; () = all
+    # Codec classes that --uplink allows, with or without a scope such as @layer; () = all
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
-    required_memory: ClassVar[str] = ""  # the only --memory that this strategy allows; "" = any
+    required_memory: ClassVar[str] = ""  # the only memory that --memory allows; "" = all
     supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed
-    # Whether all frames of a run must have the same density
+    # Whether schedules and budgets of the density are forbidden
     fixed_frame_size: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False  # whether `--clip-update` is allowed
-    # Whether the strategy replaces --server-optimizer by its own option `momentum`.
+    # Whether the strategy has its own option `momentum` instead of --server-optimizer.
     replaces_server_optimizer: ClassVar[bool] = False
-    # Whether the server applies weight decay in its step, instead of clients in local SGD.
+    # Whether the server's step applies --weight-decay, instead of local SGD.
     decays_in_server_step: ClassVar[bool] = False
-    # Whether the strategy's own formulas use the learning rate of local SGD (--lr).
+    # Whether the strategy's own formulas contain the learning rate of local SGD (--lr).
     uses_lr: ClassVar[bool] = False
-    asynchronous: ClassVar[bool] = False  # whether a round ends when the first updates have arrived
-    # 0/1 array [clients in the round, data partitions]: 1 if the client needs the partition. None if there are no partitions.
+    asynchronous: ClassVar[bool] = False  # whether server/asynchronous_loop.py runs the rounds
+    # For strategies with data partitions: 0/1 array [clients in the round, partitions], 1 if the client needs the partition.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -412,41 +404,35 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # An instance of the memory's class, from which the server reads properties of the clients' memories.
+        # A memory like those of the clients, from which the server reads their properties.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        # The part of the clients' memory that runs on the server, or None if the memory has no such part.
+        # The server half of the clients' memory, or None if the memory has no server half.
         self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
     @property
     def cohort_size(self) -> int:
-        """Number of clients in a round of the run; 0 if the total number of clients is unknown."""
+        """Number of clients in a round; 0 if the number of clients of the run is unknown."""
         return cohort_size(self.config.participation, self.config.clients)
 
     # Methods that algorithms override.
 
     @classmethod
     def client_for(cls, options: Any) -> ClientAlgorithm:
-        """Return the client half of the algorithm, for given options of the strategy."""
+        """Return the client half of the algorithm for the options of a strategy."""
         return cls.client_algorithm
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return the strategy's defaults for options of the run, by the name of the field in `fedcomp.config.RunConfig`.
-
-        If the result has no entry for `memory`, the default of --memory is `required_memory`.
-        """
+        """Return the strategy's defaults for options of the run, by field of `RunConfig`. The default of `memory` is `required_memory`."""
         return {}
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        """Combine the accepted updates of a round, and write the result to `into` [numel], a tensor of zeros."""
+        """Combine the accepted updates of a round, and write the result to the tensor of zeros `into` [numel]."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
-        """Return the cohort of a round (the clients that take part).
-
-        `clients`: the ids of all connected clients; `fingerprint`: a digest of the model.
-        """
+        """Return the cohort of a round. `clients`: the ids of all connected clients. `fingerprint`: a hash of the model."""
         count = cohort_size(self.config.participation, len(clients))
         return draw_cohort(clients, count, self.config.seed, round)
 
@@ -455,37 +441,38 @@ class RoundStrategy(ABC):
         return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return the announcements (name → bytes) that the server sends to a client at the start of a phase, and counts as traffic.
+        """Return the announcements to a client at the start of a phase, by name. They count as traffic.
 
-        `before`: the accepted updates of earlier phases of this round, by the name of the phase.
+        `before`: the accepted updates of earlier phases of the round, by phase.
         """
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Decode the frames of a phase. A result is an update, None if the frame contains no update, or a FrameError if it is invalid."""
+        """Decode the frames of a phase. Return an update for each frame, None if a frame contains no update, or a FrameError."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
-        """Raise FrameError if `client` may not send this frame. The server calls `check_frame` after `open`."""
+        """Raise FrameError if `client` must not send this frame. The server calls this method after `open`."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        """Return the clients to exclude at the end of a phase although their updates are valid, as a dict from client to reason."""
+        """Receive the result of a phase. Return reasons for which clients with accepted updates are excluded from the round, by client."""
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return the clients whose updates must not be aggregated, as a dict from client to reason. Their memories roll back."""
+        """Return reasons for which clients are rejected after the last phase, by client. Their memories roll back."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Return a frame for the client with the part of its update that `aggregate` did not use, or b"" if all of the update was used.
+        """Return a frame with the part of a client's update that `aggregate` did not use, or b"" if it used the whole update.
 
-        The uplink codec encodes this frame, unless the clients' memory needs another format. The frame counts as traffic.
+        The server sends this frame to the client, whose memory keeps the unused part. The frame counts as traffic. It is encoded by the
+        uplink codec, unless the memory expects another format.
         """
         return b""
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """By client: the fraction 0..1 of its votes that contradicted a large majority of clients. {} if the strategy has no votes."""
+        """For each client, the fraction of its votes that contradicted a large majority. Empty if the strategy has no votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
@@ -495,12 +482,12 @@ class RoundStrategy(ABC):
         """
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set the data that signed messages need: the name of the run, the clients' public keys (P-384 points), and the run's options."""
+        """Set the name and the options of the run, and the clients' public keys (P-384 points), which signed messages need."""
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        """Return the part of the strategy's state that changed since the last call, to write it to a checkpoint."""
+        """Return the part of the state that has changed since the last call, for a checkpoint."""
         return {}, {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
@@ -547,9 +534,7 @@ class RoundStrategy(ABC):
             )
 
     def _counterpart(self) -> Counterpart | None:
-        """Return the part of the clients' memory that runs on the server, or None if the memory has no such part. Raises ConfigError for a
-        memory that does not suit the run.
-        """
+        """Return the server half of the clients' memory, if any. Raises ConfigError if the memory does not suit the run."""
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(
@@ -569,13 +554,13 @@ class RoundStrategy(ABC):
         steps = optimizer(self.config.server_optimizer)
         if counterpart.compares_model_steps and steps.scale_free:
             raise ConfigError(
-                f"--memory {name} compares the norms of updates and of model steps, but with --server-optimizer {steps.name} the size "
-                "of a step does not depend on the size of the updates; use --server-optimizer sgd, or another --memory"
+                f"--memory {name} compares the norms of updates and of model steps, but with --server-optimizer {steps.name} the norm "
+                "of a step does not depend on the norms of the updates; use --server-optimizer sgd, or another --memory"
             )
         return counterpart
 
     def _schedule(self) -> Schedule:
-        """Return the schedule of client settings, such as the density. Raises ConfigError for a schedule that does not suit the run."""
+        """Return the schedule of the clients' settings. Raises ConfigError if it does not suit the run."""
         config, layout = self.config, self.layout
         if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             option = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE

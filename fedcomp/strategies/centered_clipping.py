@@ -1,14 +1,14 @@
 """Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
 
 Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. A round has n updates x_i, at most
-f of them Byzantine. With the clipping radius τ, the server computes the aggregate v:
+f < n/2 of them Byzantine. Starting from the aggregate v of the previous round (0 in the first round), the server repeats
 
-    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  starting from the v of the previous round, or from 0 in the first round.
+    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  with the clipping radius τ (option `radius`),
 
-A round that does not update the model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ
+as often as the option `iterations` says. A round that does not update the model leaves v unchanged. The paper's proof needs f ≤ n/10, a τ
 proportional to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ
-is the median of the distances ‖x_i − v‖. Since n > 2f, Byzantine clients cannot raise this median above the largest distance between v and
-an honest update.
+is the median of the distances ‖x_i − v‖. Byzantine clients cannot raise this median above the largest distance between v and an honest
+update.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ CENTER = "center"  # name of the aggregate v in a checkpoint
 @dataclass(frozen=True)
 class CenteredClippingOptions(RobustOptions):
     radius: float = 0.0  # τ: clipping radius, an L2 norm; 0 = the median of the distances to v
-    iterations: int = 1  # number of clipping iterations in each round
+    iterations: int = 1  # number of steps from v to its next value, in each round
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,8 +54,8 @@ class CenteredClipping(ByDistance):
         return [None if self.center is None else Dense(self.center.numpy())]
 
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        weights = np.zeros(len(products))  # the last weight is for v, the previous aggregate
-        weights[-1] = 1
+        weights = np.zeros(len(products))
+        weights[-1] = 1  # the last vector is the previous aggregate v
         for _ in range(self.options.iterations):
             lengths = distances_to_mean(products, weights)[:-1]
             radius = self.options.radius or float(np.median(lengths))

@@ -2,36 +2,40 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-    Local election:    seat i votes for the majority of the signs of its partitions (the partitions j with G_ij = 1).
-    Global election:   the update is the learning rate times the majority of the votes, as in the strategy `vote`.
+The data are divided into n partitions, and an election has n seats, each with one or more clients as voters. Row i of the allocation matrix
+G (codes.py) determines the partitions of seat i.
 
-The file codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects
-what votes are based on, data or ballots:
+    Local election:    seat i votes for the majority of the signs of its partitions, which are the partitions j with G_ij = 1.
+    Global election:   the update is the learning rate times the majority of all votes, as in the strategy `vote`.
 
-`data`      Voters train on every data partition assigned to their seat, and send one vote. Batches, dropout and random signs depend
-            only on the seed, the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up
-            to f Byzantine clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its
-            partitions. BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value
-            near zero to different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
-`ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
-            that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
-            the ballots: the ballot of a Byzantine client counts like any other ballot.
+The option `form` selects where the signs of a partition come from:
 
-If a partition has several clients, its signs are those of an update computed on all of its data (form=data), or the majority of its
-clients' ballots (form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
+`data`      A voter trains on each partition of its seat. The signs of a partition are those of the resulting update. Batches, dropout and
+            random signs depend only on the seed, the round and the partition, so honest voters of a seat send identical votes. With the
+            deterministic code, up to f Byzantine clients cannot change the model. But every voter needs the data of all clients.
+            BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
+            different signs; in such a coordinate, the vote of an honest client can be wrong.
+`ballots`   A client trains on its own data and sends the signs of its update, its ballot. The signs of a partition are the majority of its
+            clients' ballots. The server forwards the ballots to the voters, which send their votes in a second phase. Only the counting
+            (*tally*) is protected: the ballot of a Byzantine client counts like any other ballot. With the option `sealed`, the server
+            cannot read the ballots (sealed_election.py).
 
-Let f (an option) be the largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and `a` the
-number of absent voters. An invalid frame, or a ballot that cannot be opened (decrypted), proves that its sender is Byzantine; the server
-excludes the sender. `Seats.margin` is the lead of the correct votes over the wrong votes if all voters are present and honest. A Byzantine
-vote reduces this lead by 2, and an absent or excluded voter reduces it by 1. A round updates the model only if the remaining lead is
-certainly positive, that is, if 2·max(0, f − m) + m + a < margin. If m > f, the result is correct only if no other client is Byzantine, and
-the run warns once that the option `f` is too small. If the result could be wrong, the round ends early: the server rejects all votes of the
-round, and the next round draws a new cohort.
+A client is proven Byzantine if it sends an invalid frame, a ballot that cannot be decrypted, or a false complaint about a ballot. The
+server excludes this client from the round. Let m be the number of excluded clients, `a` the number of absent voters, and f (an option) the
+largest number of Byzantine clients in a round, including the m clients. `Seats.margin` is the lead of the correct votes over the wrong
+votes if all voters are present and honest. A Byzantine vote reduces this lead by 2, and an absent or excluded voter reduces it by 1.
+Therefore, a round updates the model only if
+
+    2·max(0, f − m) + m + a < margin.
+
+Otherwise, the server rejects all votes of the round, and the next round draws a new cohort. If m > f, the option `f` is too small, and the
+run warns once: the result is correct only if no other client is Byzantine.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -68,9 +72,11 @@ from .codes import (
     ROW,
     TALLY,
     CodeRow,
+    Seats,
     announced_row,
     ballot_of,
     signs_of,
+    tolerates,
     vote_of,
     vote_on_ballots,
 )
@@ -87,9 +93,9 @@ from .sealed_election import (
 from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`; more seats mean more work for each voter
-STATE = "election"  # name of the checkpoint entry with all known clients
-NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
+KNOWN_CLIENTS = "election"  # name of the checkpoint entry with the ids of all known clients
+NO_SEATS = Seats((), (), 0)
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for cards and encrypted ballots
 
 
 @dataclass(frozen=True)
@@ -97,19 +103,18 @@ class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b: number of Byzantine seats that the code tolerates
     f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
-    # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
+    # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the number of seats
     redundancy: float | None = None
-    seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15
-    # Basis of a vote: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
+    # n: number of seats and of data partitions; 0 = number of clients in a round (minus 1 if it is even and code=deterministic), at most 15
+    seats: int = 0
+    # data: voters train on the data of several clients; ballots: voters count the ballots (signs) that other clients send
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: factor of the momentum on the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
-        for name, value in {"seats": self.seats, "f": self.f}.items():
-            if value is not None and value < 0:
-                raise SpecError(f"{name} is {value}; give at least 0")
+        spec.check_ranges(self, seats=(0, math.inf), f=(0, math.inf))
         if self.sealed and self.form != "ballots":
             raise SpecError("sealed=true needs form=ballots; give both")
 
@@ -118,12 +123,9 @@ class ElectionOptions:
 
 
 class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: a voter trains on all data partitions of its seat, and sends one vote."""
+    """Client half for form=data: train on all partitions of the seat, and send one vote."""
 
     trains_on_partitions: ClassVar[bool] = True
-
-    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # votes have no zeros, so encoding them draws no random signs
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
         return announced_row(assignment.announcements).partitions
@@ -131,10 +133,7 @@ class DataElectionClient(ClientAlgorithm):
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot (packed signs) of a partition's update, and an error.
-
-        The error is a NonFiniteError if the update holds NaN or infinity, else None.
-        """
+        """Return the ballot of a partition's update, and a NonFiniteError if the update contains NaN or infinity."""
         (error,) = nonfinite_errors(
             update[None], None, f"the update of partition {partition.number}"
         )
@@ -147,10 +146,7 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Return the vote of a client: the majority of the ballots of its partitions.
-
-        Raises NonFiniteError if the client has several data partitions, and most updates from these partitions hold NaN or infinity.
-        """
+        """Return a client's vote. Raises NonFiniteError if the client has several partitions, and most of their updates are not finite."""
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
             raise errors[0]
@@ -160,15 +156,16 @@ class DataElectionClient(ClientAlgorithm):
 
 @dataclass(frozen=True)
 class BallotElectionClient(ClientAlgorithm):
-    """Client half for form=ballots: a client sends the signs of its update, then votes on the ballots that the server forwards."""
+    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
 
     phases: tuple[str, ...] = (BALLOTS, TALLY)
 
     one_by_one: ClassVar[bool] = True
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        own = super().seed(codec, run_seed, assignment)
-        return own if assignment.phase == BALLOTS else run_seed
+        if assignment.phase == BALLOTS:
+            return super().seed(codec, run_seed, assignment)
+        return run_seed  # honest voters of a seat must draw the same random signs
 
     def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
         announced, row = context.announced, announced_row(context.announced)
@@ -182,7 +179,7 @@ class BallotElectionClient(ClientAlgorithm):
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
-        assert update is not None  # in both phases of a round, clients send an update
+        assert update is not None
         if context.phase == BALLOTS:
             return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
         return memory.propose(update, seed=seed, context=context)
@@ -192,7 +189,7 @@ class BallotElectionClient(ClientAlgorithm):
 
 
 class Election(Vote):
-    """A majority vote with election coding: every vote is based on the data or the ballots of several clients."""
+    """A majority vote with election coding."""
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = ElectionOptions
@@ -208,13 +205,14 @@ class Election(Vote):
             self.sealed = SealedRound(DerivedKeys(self.config.seed))
             self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
-        self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
+        # The allocation matrix G; empty until the number of clients in a round is known.
+        self.code = np.empty((0, 0), np.uint8)
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that have ever connected
         # The state of the current round:
         self.seats = NO_SEATS  # NO_SEATS if the round has too few clients
-        self._asked = 0  # number of clients in the cohort
-        self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
+        self._selected = 0  # number of clients in the cohort
+        self._excluded: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
         self._results: dict[str, PhaseResult] = {}  # results of the phases that have ended
         if self.cohort_size:
@@ -244,17 +242,17 @@ class Election(Vote):
         self._check_seats(n, clients)
         self.code = codes.allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
         self.min_clients = next(
-            c for c in range(1, clients + 1) if codes.can_close(c, n, o.byzantine, self.f)
+            c for c in range(1, clients + 1) if tolerates(c, n, o.byzantine, self.f)
         )
         self.allocation, self.notice = self.code, self._guarantee(clients)
 
     def _check_seats(self, n: int, clients: int) -> None:
-        """Raise ConfigError if an election of this many clients with n seats is impossible or does not tolerate f Byzantine clients."""
+        """Raise ConfigError if an election of this many clients with n seats does not suit the options."""
         o, f = self.options, self.f
         if n > clients:
             raise ConfigError(
                 f"--strategy election with seats={n} needs rounds of at least {n} clients, but a round has {clients} clients; give "
-                f"a smaller 'seats', a larger --participation, or more --clients"
+                "a smaller 'seats', a larger --participation, or more --clients"
             )
         if 2 * o.byzantine >= n:
             raise ConfigError(
@@ -269,7 +267,7 @@ class Election(Vote):
                 f"few ballots would reveal these ballots; give code=deterministic, an odd number of 'seats', at least {MIN_PARTITIONS}, "
                 "and byzantine=(seats - 1)/2, so that every voter counts every ballot"
             )
-        if not codes.can_close(clients, n, o.byzantine, f):
+        if not tolerates(clients, n, o.byzantine, f):
             tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
             raise ConfigError(
                 f"--strategy election with byzantine={o.byzantine} tolerates {tolerated} Byzantine clients among {clients} clients, not "
@@ -282,9 +280,7 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return a text that says how the run is protected against Byzantine clients. `clients`: number of clients in a round, 0 if
-        unknown.
-        """
+        """Describe how the run is protected against Byzantine clients. `clients`: number of clients in a round, or 0 if unknown."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -306,11 +302,11 @@ class Election(Vote):
             return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
         byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
         if o.form == "data":
-            text = f"up to {byzantine} in a round cannot change the model: voters train on several partitions of the data of all clients"
+            text = f"up to {byzantine} in a round cannot change the model; for this, every client needs the data of all clients"
         else:
             text = (
-                f"the counting of ballots is protected against {byzantine} in a round, but not the ballots: "
-                "the ballot of a Byzantine client counts like any other"
+                f"the counting of ballots (signs of updates) is protected against up to {byzantine} in a round, but the ballot of a "
+                "Byzantine client counts like any other"
             )
         if clients:
             margin = codes.assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
@@ -321,8 +317,8 @@ class Election(Vote):
             text += f"; with {absent} absent, a round does not update the model"
         if o.sealed:
             text += (
-                "; ballots are encrypted: the server sees votes, message sizes and times, but it can read a ballot only if a voter "
-                "reveals the ballot"
+                "; ballots are encrypted: the server sees votes, message sizes and times, but cannot read a ballot unless a voter "
+                "reveals it"
             )
         return text
 
@@ -333,25 +329,25 @@ class Election(Vote):
         if not len(self.code):  # the number of clients was unknown at the start of the run
             self._make_code(len(cohort))
         n, b = len(self.code), self.options.byzantine
-        self.convicted, self._results, self._round = {}, {}, round
+        self._excluded, self._results, self._round = {}, {}, round
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        # Fill each empty seat with a placeholder: a negative client id, which counts as an absent client.
+        # If the cohort has fewer than n clients, negative ids fill the empty seats. They count as absent voters.
         empty = range(-max(0, n - len(cohort)), 0)
-        data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # use the data of absent clients instead of placeholders
-            data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
-        if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
+        owners = [*cohort, *empty]
+        if self.options.form == "data":  # also use the data of clients outside the cohort
+            owners = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
+        if not tolerates(len(cohort), n, b, self.f) or len(owners) < n:
             self.seats = NO_SEATS
             self.warn(
                 f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with byzantine={b}, f={self.f}",
                 kind="seats",
             )
             return []
-        self.seats = codes.assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
-        self.allocation = self.code[[self.seats.of(client) for client in cohort]]
-        self._asked = len(cohort)
+        self.seats = codes.assign_seats([*cohort, *empty], n, b, self.config.seed, round, owners)
+        self.allocation = self.code[[self.seats.seat_of(client) for client in cohort]]
+        self._selected = len(cohort)
         if self.sealed:
             s = self.schedule
             settings = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
@@ -369,32 +365,32 @@ class Election(Vote):
                     return
             yield Phase(name, self._completion)
         if self.sealed and TALLY in self._results:
-            self.convicted = self.sealed.judge(self._results[TALLY].accepted)
+            self._excluded = self.sealed.check_complaints(self._results[TALLY].accepted)
             if self.sealed.proofs and not self._too_few_ballots:
                 yield Phase(RECOUNT, self._completion)
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The rule that ends a phase: the run's rule, but with a quorum that is so large that fast Byzantine clients cannot fill it."""
+        """The rule that ends a phase: that of the run, but with a quorum that Byzantine clients cannot fill by answering first."""
         if self.seats is NO_SEATS:
             return None
-        voters, asked = sum(map(len, self.seats.members)), self._asked
+        voters, selected = sum(map(len, self.seats.voters)), self._selected
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
-        raised = min(1.0, max(self.config.quorum, needed / asked))
-        configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
+        raised = min(1.0, max(self.config.quorum, needed / selected))
+        configured, required = (quorum_size(q, selected) for q in (self.config.quorum, raised))
         if configured < required:
             self.warn(
-                f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, but a vote with "
+                f"--quorum {self.config.quorum:g} is {configured} of {selected} answers, but a vote with "
                 f"f={self.f} waits for {required} answers, so that fast Byzantine clients cannot fill the quorum",
                 kind="quorum",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> CodeRow:
-        """Return a client's row of the allocation matrix in this round: its seat, and the data partitions of this seat."""
-        seat = self.seats.of(client)
+        """Return a client's row of the allocation matrix in this round."""
+        seat, partitions = self.seats.seat_of(client), self.seats.partitions
         numbers = np.flatnonzero(self.code[seat]).tolist()
-        return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
+        return CodeRow(client, seat, tuple(DataPartition(j, partitions[j]) for j in numbers))
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         if self.sealed:
@@ -427,7 +423,7 @@ class Election(Vote):
         return [self._open_vote(frame) for frame in frames]
 
     def _open_vote(self, frame: bytes) -> Update | FrameError | None:
-        """Decode the vote in a frame of a sealed election. Return None if the frame contains only complaints about ballots."""
+        """Decode the vote in a frame of a sealed election. Return None for a frame of complaints without a vote."""
         try:
             complaints, vote = split_vote(frame)
             if complaints and not vote:
@@ -442,11 +438,11 @@ class Election(Vote):
     def proven_byzantine(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
         proven = (result.proven_byzantine for result in self._results.values())
-        return set(self.convicted).union(*proven)
+        return set(self._excluded).union(*proven)
 
     @property
     def _too_few_ballots(self) -> str:
-        """The reason why a sealed round has too few ballots for a vote; "" if there are enough, or if ballots have not arrived yet."""
+        """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or before the phase `ballots` has ended."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
         row = next(iter(self.sealed.rows.values()))  # every row contains all senders of ballots
@@ -454,11 +450,11 @@ class Election(Vote):
         return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why the votes do not guarantee a correct result, or "" if they do."""
-        voters = {client for members in self.seats.members for client in members}
+        """Return the reason why the result of the votes could be wrong, or "" if it is certainly correct."""
+        voters = {client for voters in self.seats.voters for client in voters}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
-        if self.seats.may_close(max(0, f - m), m + absent):
+        if self.seats.tolerates(max(0, f - m), m + absent):
             return ""
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
@@ -467,12 +463,12 @@ class Election(Vote):
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        remaining = [a for a in accepted if a.client not in self.convicted]
+        remaining = [a for a in accepted if a.client not in self._excluded]
         if not remaining:
             if self.seats is not NO_SEATS:
-                failed = f"round {self._round} failed: none of {self._asked} clients has voted"
+                failed = f"round {self._round} failed: none of {self._selected} clients has voted"
                 self.warn(failed, kind="failed election")
-            return self.convicted
+            return self._excluded
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"
@@ -484,27 +480,27 @@ class Election(Vote):
         voted = [a for a in remaining if a.update is not None]
         reason = self._too_few_ballots or self._too_few_votes(voted)
         if not reason:
-            return self.convicted
+            return self._excluded
         self.warn(
             f"round {self._round} failed: {reason}; to tolerate more absent clients, use more clients in a round, a larger "
             "'byzantine' or a smaller 'f'",
             kind="failed election",
         )
-        return self.convicted | {a.client: reason for a in remaining}
+        return self._excluded | {a.client: reason for a in remaining}
 
-    def _is_judged(self, client: int) -> bool:
-        # Honest votes on few partitions often lose by wide margins. If some voters vote on most partitions, compute the suspicion only for
-        # these voters.
+    def _has_suspicion(self, client: int) -> bool:
+        # An honest vote on few partitions often contradicts a large majority. If some seats have most of the partitions, compute the
+        # suspicion only for the voters of these seats.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
-        return not has_most.any() or bool(has_most[self.seats.of(client)])
+        return not has_most.any() or bool(has_most[self.seats.seat_of(client)])
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        values[STATE] = json.dumps(sorted(self.known_clients)).encode()
+        values[KNOWN_CLIENTS] = json.dumps(sorted(self.known_clients)).encode()
         return vectors, values
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        self.known_clients = set(json.loads(value(STATE) or b"[]"))
+        self.known_clients = set(json.loads(value(KNOWN_CLIENTS) or b"[]"))

@@ -2,32 +2,29 @@
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1. The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. Client i sends the
-count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server updates the model W:
+count sketch S(x_i) of its update x_i, which has the weight w_i. The server then updates the model W:
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
     Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
 
-Here λ is the learning rate of the round divided by that of the run, η is the server's learning rate (`server_lr`), and C is the downlink
-codec, which has no error-feedback memory. Last, the server removes the sent values C(Δ) from both sketches:
+Here λ is the learning rate of the round divided by that of the run, η is --server-lr, and C is the downlink codec, which has no
+error-feedback memory. Finally, the server removes the sent values C(Δ) from both sketches. The option `error` selects how:
 
     error=subtract:   S_e ← S_e − S(C(Δ));  S_u ← S_u − S(the estimates from S_u at the coordinates of C(Δ)).
-    error=zero:       The server sets all cells of S_e and S_u to 0 that contain a nonzero coordinate of C(Δ).
+    error=zero:       All cells of S_e and S_u that contain a nonzero coordinate of C(Δ) are set to 0.
 
-Updates are proportional to λ. Because of the division by λ, S_u and S_e do not depend on the learning rates of the rounds. As in the
-authors' code, the step Δ is multiplied by the λ of the current round and by η; the paper multiplies S_u by η, which is equivalent. With
-error=subtract, the error of C stays in S_e. The paper subtracts gradients; in fedcomp, clients send updates, which are added. Removing the
-sent coordinates from S_u is the momentum masking of Lin et al. 2018.
+Updates are proportional to λ. The division by λ makes S_u and S_e independent of the learning rates of the rounds. As in the authors' code,
+Δ is multiplied by λ and η; the paper multiplies S_u by η, which is equivalent. The paper subtracts gradients, while fedcomp adds updates.
+Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018.
 
-The authors' code implements error=zero. With error=zero, the values of other coordinates that share a zeroed cell are also deleted, which
-keeps S_e bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), error=subtract and error=zero both reach an
-accuracy of 91.4 % after 200 rounds. With small sketches (3 × 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
-Therefore, error=zero is the default.
+The default, error=zero, is that of the authors' code. It also deletes the values of other coordinates in these cells, which keeps S_e
+bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), both options reach an accuracy of 91.4 % after 200 rounds.
+With small sketches (3 × 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
 
-All sketches of a run use the same hash functions. Each sketch covers all parameters of the model. An uplink codec with the scope `@layer`
-is an error, since k applies to the whole model. The strategy's option `density` determines k; the density of the uplink codec has no
-effect.
+All sketches of a run use the same hash functions. A sketch covers the whole model, so an uplink codec with the scope `@layer` is an error.
+The strategy's option `density` determines k. The uplink codec must have the same density or its default density.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +55,7 @@ FLOAT = np.dtype("<f4")
 class FetchSGDOptions:
     momentum: float = 0.9  # ρ: factor of the momentum; 0 = no momentum
     error: Literal["subtract", "zero"] = "zero"  # how to remove sent values from the sketches
-    density: float = 1 / 100  # fraction of the coordinates to change in a round
+    density: float = 1 / 100  # k divided by the number of coordinates
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -71,16 +68,16 @@ def sketch_seed(run_seed: int) -> int:
 
 
 def check_sketch_density(name: str, density: float, uplink_density: float) -> None:
-    """Raise ConfigError if the density of the strategy `name` differs from an explicit density of the uplink codec `sketch`."""
+    """Raise ConfigError if the density of the strategy `name` differs from a density in --uplink sketch."""
     if uplink_density not in (Sketch.density, density):
         raise ConfigError(
-            f"--strategy {name} has density={density:g}, but --uplink has density={uplink_density:g}; "
-            f"give --strategy {name}:density={uplink_density:g}"
+            f"--strategy {name} has density={density:g}, but --uplink has density={uplink_density:g}; leave the density of --uplink out, "
+            f"or give --strategy {name}:density={uplink_density:g}"
         )
 
 
 class FetchSGDClient(ClientAlgorithm):
-    """Client half: send a sketch of the update. All sketches of a run have the same seed, so that the server can add them."""
+    """Client half: send a sketch of the update, with the seed that all sketches of the run share."""
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return sketch_seed(run_seed)
@@ -117,8 +114,8 @@ class FetchSGD(Average):
         check_sketch_density(self.name, self.options.density, self.uplink.density)
         if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
-                f"--strategy {self.name} keeps the unsent part of the update in a sketch, and --downlink-memory "
-                f"{self.config.downlink_memory} would keep this part a second time; leave --downlink-memory out, or give none"
+                f"--strategy {self.name} stores the unsent part of the update in a sketch, and --downlink-memory "
+                f"{self.config.downlink_memory} would store it a second time; leave --downlink-memory out, or give none"
             )
 
     @classmethod
@@ -187,7 +184,8 @@ class FetchSGD(Average):
         expected = self.shape, self.seed
         if isinstance(update, SketchUpdate) and (update.cells.shape, update.seed) != expected:
             return FrameError(
-                f"the shape of the sketch is not {self.shape[0]} × {self.shape[1]}, or its seed is not the seed of this run"
+                f"the sketch has the shape {' × '.join(map(str, update.cells.shape))} and the seed {update.seed}; expected "
+                f"{self.shape[0]} × {self.shape[1]} and the seed {self.seed}"
             )
         return update
 
@@ -198,7 +196,7 @@ class FetchSGD(Average):
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)
 
     def _stored(self, data: bytes | None) -> np.ndarray:
-        """Return the cells of a sketch from the bytes in a checkpoint. Raises ValueError or TypeError for invalid bytes."""
+        """Return the cells of a sketch in a checkpoint. Raises ValueError or TypeError for invalid bytes."""
         cells = np.frombuffer(data, FLOAT).reshape(self.shape).copy()
         if not kernels.all_finite(cells):
             raise ValueError("a sketch of the checkpoint contains NaN or infinity")

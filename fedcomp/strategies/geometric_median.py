@@ -1,15 +1,13 @@
 """The geometric median: the point with the smallest sum of distances to all updates.
 
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
-Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. The server computes the geometric median z of the updates by
-iteration. It starts from z = 0, and repeats the step
+Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. The server starts from z = 0, and repeats the step
 
     z ← Σ β_i x_i / Σ β_i   with β_i = 1 / max(ν, ‖x_i − z‖)
 
 until ‖Σ β_i (x_i − z)‖, the norm of the gradient of the sum of distances, is at most n times the option `tolerance`. Since z is a weighted
-mean of the updates, an iteration needs only their inner products and takes n² operations. The paper stops when an iteration reduces the sum
-of distances by only a small fraction. In fedcomp, the norm of the gradient decides instead: distant Byzantine updates make the sum so large
-that already the first iteration changes it by only a small fraction.
+mean of the updates, an iteration needs only their inner products and takes n² operations. The paper instead stops when an iteration reduces
+the sum of distances by only a small fraction. That rule would stop too early if distant Byzantine updates make the sum large.
 """
 
 from dataclasses import dataclass
@@ -46,9 +44,8 @@ class GeometricMedian(ByDistance):
             lengths = distances_to_mean(products, weights)
             inverse = 1 / lengths.clip(self.options.smoothing)
             before, weights = weights, inverse / inverse.sum()
-            step = inverse.sum() * (
-                weights - before
-            )  # coefficients of the vectors in Σ β_i (x_i − z)
+            # Coefficients of the vectors in Σ β_i (x_i − z).
+            step = inverse.sum() * (weights - before)
             if step @ products @ step <= (self.options.tolerance * len(products)) ** 2:
                 break
         return weights

@@ -1,16 +1,14 @@
-"""Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
+"""Global top-k: clients send updates with k coordinates each, and the server keeps the k largest coordinates of their mean.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019. The server computes the mean from the decoded updates C(a_i) and the weights w_i of the clients i (as in the strategy
-`average`):
+networks. ICDCS 2019. The server computes the mean of the decoded updates C(a_i) with the weights w_i of the strategy `average`:
 
     mean = Σ w_i C(a_i) / Σ w_i.
 
-The update of the model equals the mean at the k largest coordinates of the mean, and is 0 elsewhere. The server returns unused values to
-the clients: client i gets the values of C(a_i) at all coordinates where the update of the model is 0. The density of the uplink codec
-determines k. If a schedule sets a density above the codec's, k is the number of coordinates of the densest update in the round. In the
-paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the server selects once, from the
-whole sum. The frame with the returned values counts as traffic.
+The update of the model equals this mean at its k largest coordinates, and is 0 elsewhere. The server returns to client i the values of
+C(a_i) at all other coordinates. The frame with these values counts as traffic. The density of the uplink codec determines k. If an update
+of the round has more coordinates, because of a density schedule, k is the largest number of coordinates of an update. In the paper, workers
+combine their updates in pairs, in a tree, and each pair selects k coordinates; here, the server selects once, from the mean of all.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """
@@ -41,15 +39,15 @@ class GTopK(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._selected = np.empty(0, np.int64)  # indices of the coordinates that `aggregate` kept
+        self._selected = np.empty(0, np.int64)  # indices of the k coordinates of the round
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
-                f"--uplink {self.uplink}: --strategy gtopk returns unused values to clients, and values=2bit would round them twice; "
+                f"--strategy gtopk returns unused values to clients, and --uplink {self.uplink} would round them a second time; "
                 "use values=fp16"
             )
         if self.counterpart is not None or self.config.memory == NoMemory.name:
             raise ConfigError(
-                f"--strategy gtopk returns unused values to clients, but --memory {self.config.memory} cannot keep them; "
+                f"--strategy gtopk returns unused values to clients, but --memory {self.config.memory} cannot store them; "
                 "use --memory residual"
             )
 
@@ -72,11 +70,11 @@ class GTopK(Average):
             return b""
         dropped = update.dense()
         dropped[torch.from_numpy(self._selected)] = 0
-        # The uplink codec has already rounded the dropped values, so encoding them again is lossless.
+        # Lossless, because the uplink codec has already rounded these values.
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Return the indices of the k largest coordinates of `mean`, or of each of its tensors if the uplink codec has the scope @layer."""
+        """Return the indices of the k largest coordinates of `mean`, or of each tensor if the uplink codec has the scope @layer."""
         positions = [np.empty(0, np.int64)]
         for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)

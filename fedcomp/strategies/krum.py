@@ -1,13 +1,13 @@
-"""Krum selects the update whose neighbours are nearest. Multi-Krum averages the `keep` updates with the nearest neighbours.
+"""Krum selects the update whose nearest neighbours are closest. Multi-Krum averages several such updates.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
 n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:
 
     s(i) = Σ_j ‖x_i − x_j‖² over the n − f − 2 other updates x_j that are nearest to x_i.
     Krum:         y = the update x_i with the smallest score s(i).
-    Multi-Krum:   y = the mean of the `keep` updates with the smallest scores; `keep` is n − f by default, and at most n − f.
+    Multi-Krum:   y = the mean of the updates with the smallest scores. Their number, the option `keep`, is at most n − f (the default).
 
-Krum and Multi-Krum need n > 2f + 2. If two updates have equal scores s(i), the update of the client with the smaller id comes first.
+Both rules need n > 2f + 2. If two updates have equal scores, the update of the client with the smaller id comes first.
 """
 
 import math
@@ -49,7 +49,7 @@ class MultiKrumOptions(RobustOptions):
 
 
 class MultiKrum(Krum):
-    """The mean of several updates with the nearest neighbours."""
+    """The mean of the updates with the smallest sums of squared distances to their nearest other updates."""
 
     name: ClassVar[str] = "multi-krum"
     options: MultiKrumOptions

@@ -5,15 +5,15 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards
     Median:         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two.
     Trimmed mean:   y_i = the mean of the clients' values without the f largest and the f smallest.
 
-Of the n clients, at most f are Byzantine. Median and trimmed mean need n > 2f: then, the result y_i lies within the range of the honest
-clients' values. The paper trims a fraction β ≥ f/n of the values on each side.
+At most f of the n clients are Byzantine. Both rules need n > 2f. Then y_i lies within the range of the honest clients' values. The paper
+trims a fraction β ≥ f/n of the values on each side.
 
-If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most values that clients send are therefore lost: the
-clients' memories count these values as accepted and do not send them again. Therefore, the default uplink codec is dense. Sparse codecs
-also work with the option `mix`, which averages each update with its nearest neighbours before the median.
+If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most of the sent values are therefore lost, because
+the clients' memories count them as accepted. For this reason, the default uplink codec is dense. Sparse codecs work with the option `mix`,
+which averages each update with its nearest neighbours before the median.
 
-The table shows the accuracy in % on the task `digits` for four uplink codecs. The runs have 10 clients, 50 rounds, partition dirichlet:0.3,
-downlink fp16, f=2, and one seed.
+The table shows the accuracy in % on the task `digits` for four uplink codecs, with 10 clients, 50 rounds, --partition dirichlet:0.3,
+--downlink fp16, f=2 and one seed. In the row "mixed", the option `mix` is true.
 
     Uplink           stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1

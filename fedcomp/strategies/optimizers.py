@@ -1,17 +1,15 @@
 """Server optimizers, which turn the averaged update of a round into a step of the model.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. A round updates the
-model x by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
+model x by x ← x + η·step, where η is `--server-lr`. The optimizers compute the step from the averaged update Δ of the round:
 
     `sgd`:    m ← μm + Δ;                 step = m, or Δ + μm if nesterov=true.
     `adam`:   m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ).
     `yogi`:   m as for `adam`;            v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ).
 
-As in the paper, the first moment m starts from 0, the second moment v starts from τ², and there is no bias correction. Nesterov momentum
-with μ = 0.9 and η = 0.7, after many local steps, is the outer optimizer of DiLoCo (Douillard et al., arXiv:2311.08105, 2023). The downlink
-codec compresses the step, which can be dense although the averaged update is sparse.
-
-A round that does not update the model leaves the moments m and v unchanged.
+As in the paper, the first moment m starts from 0, the second moment v starts from τ², and there is no bias correction. A round that does
+not update the model leaves m and v unchanged. With nesterov=true, μ = 0.9, η = 0.7 and many local steps, `sgd` is the outer optimizer of
+DiLoCo (Douillard et al., arXiv:2311.08105, 2023). The downlink codec compresses the step, which can be dense even if Δ is sparse.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +30,7 @@ FIRST, SECOND = "optimizer-m", "optimizer-v"  # names of the moments m and v in 
 @dataclass(frozen=True)
 class SGDOptions:
     momentum: float = 0.0  # μ: factor of the momentum
-    nesterov: bool = False
+    nesterov: bool = False  # use Nesterov momentum
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -52,11 +50,11 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """Base class of server optimizers, whose state consists of float32 vectors [numel] on the CPU."""
+    """Base class of server optimizers. The state consists of float32 vectors [numel] on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    # Whether the norm of a step is independent of the norm of the averaged update
+    # Whether the norm of a step is independent of the norm of the update
     scale_free: ClassVar[bool] = False
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
@@ -66,15 +64,15 @@ class Optimizer(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether every step of the model equals the averaged update."""
+        """Whether every step equals the averaged update."""
         return False
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """Return the step for the averaged update [numel] of a round. This method may modify `update`. `commit` stores the new state."""
+        """Return the step for an averaged update [numel], which the method may modify. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Store the state that the last `step` computed. Call `commit` after the model has been updated."""
+        """Store the state that the last `step` computed, after the model has been updated."""
         if self._next:
             self.state, self._next = self._next, {}
 
@@ -121,15 +119,15 @@ class Adam(Optimizer):
         m = update * (1 - o.beta1)
         if FIRST in self.state:
             m.add_(self.state[FIRST], alpha=o.beta1)
-        v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
+        v = self.second_moment(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
         if not all_finite(v.numpy()):  # an infinite v would make all later steps 0
             raise NonFiniteError(
-                "the squares of the averaged update exceed the range of float32; lower --lr"
+                f"--server-optimizer {self.name}: the squares of the averaged update exceed the range of float32; lower --lr"
             )
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
 
-    def second(self, v: Tensor, squares: Tensor) -> Tensor:
+    def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
         """Return the new second moment, given the old one `v` and the squared update."""
         return v * self.options.beta2 + squares * (1 - self.options.beta2)
 
@@ -139,7 +137,7 @@ class Yogi(Adam):
 
     name: ClassVar[str] = "yogi"
 
-    def second(self, v: Tensor, squares: Tensor) -> Tensor:
+    def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
         return v - (v - squares).sign_().mul_(squares).mul_(1 - self.options.beta2)
 
 

@@ -2,20 +2,18 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    Phase left:    The server announces a factor Q. For its update matrix Mᵢ, client i sends Pᵢ = Mᵢ Q. The server computes P̂, an
-                   orthonormal basis of the weighted mean of the Pᵢ.
+    Phase left:    The server announces a factor Q. Client i sends Pᵢ = Mᵢ Q, where Mᵢ is a matrix of its update. The server computes P̂,
+                   an orthonormal basis of the weighted mean of the Pᵢ.
     Phase right:   The server announces the basis P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The
                    update is P̂ Qᵀ, and the next round starts from Q.
 
-Both phases are linear in Mᵢ, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of client i, Mᵢ − P̂
-Qᵢᵀ, stays in its error-feedback memory `lowrank`. In the second phase, clients also send vectors and small matrices uncompressed. A matrix
-counts as small if its factors would have at least as many values as the matrix. Only updates that are accepted in the second phase are
-aggregated.
+Both phases are linear in Mᵢ, so the update is one step of power iteration on the mean of the Mᵢ. The error of client i, Mᵢ − P̂ Qᵢᵀ, stays
+in its error-feedback memory `lowrank`. In the phase `right`, clients also send vectors and small matrices uncompressed. A matrix is small
+if its factors would have at least as many values as the matrix.
 
-The default downlink codec, `identity`, sends the update uncompressed.
-
-Unlike in the paper, there is a server: it announces Q and P̂ to every client, and their bytes count as traffic. If a client is lost between
-the phases, its Pᵢ has contributed to P̂, but the client rolls back its whole update.
+The default downlink codec, `identity`, sends the update uncompressed. In the paper, workers have no server. Here, the server announces Q
+and P̂ to every client, and their bytes count as traffic. If a client does not answer in the phase `right`, its memory rolls back, although
+its Pᵢ has contributed to P̂.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +46,7 @@ from .base import (
 
 @dataclass(frozen=True)
 class PowerSGDOptions:
-    rank: int = 2  # number of columns of each factor; larger = more bytes, smaller error
+    rank: int = 2  # number of columns of P̂ and Q; larger = more bytes, smaller error
 
     def __post_init__(self) -> None:
         Factors(self.rank)
@@ -68,8 +66,8 @@ class PowerSGD(Average):
         self.factor_layout = factors = FactorLayout(self.layout, self.options.rank)
         if not factors.matrices:
             raise ConfigError(
-                f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
-                f"give --strategy {self.name} a lower rank, or --strategy average"
+                f"--strategy {self.name} with rank={self.options.rank} compresses nothing: no tensor of the model is larger than its "
+                "factors; give a lower rank, or --strategy average"
             )
         self.left_numel = total_numel(factors.left_shapes)
         self.right_numel = total_numel(factors.right_shapes)

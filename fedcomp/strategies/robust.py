@@ -1,28 +1,26 @@
 """Base classes of robust aggregation rules, which replace the mean of updates and tolerate f Byzantine clients in a round.
 
-A robust rule accepts updates of any codec, and reads blocks of their coordinates. All clients have the same weight. A missing update counts
-as a zero update. An update that a rule ignores still counts as accepted, so the client does not send it again. The input vectors of a rule
-are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of absent clients. At
-most f input vectors are from Byzantine clients.
+The input vectors of a rule are the updates that were accepted in a round, of any codec. With the memories `ef21` and `laq`, they also
+include the server's estimates of the updates of absent clients. All vectors have the same weight, and a client that sends no update counts
+as a zero vector. If the result ignores an update, the update still counts as accepted, so the client does not send it again.
 
 If rounds have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update) cannot be read
 is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
 not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-Besides the updates of m clients, a rule stores two arrays in RAM: a block of the updates' values, float32 [m, BLOCK], and a part of this
-block, float64 [m, CHUNK]. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of
-the codecs `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when
-a rule first reads it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the
-result does not depend on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two
-vectors.
+RAM. Besides the updates of m clients, a rule stores two arrays: a block of the updates' values, float32 [m, BLOCK], and a part of this
+block, float64 [m, CHUNK]. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`, `terngrad`, `natural`,
+`adaptive` and `fp16` are dense, and a sketch with density 1 becomes dense when a rule first reads it.
 
-With the options `mix` and `buckets`, the input of a rule consists of averages of groups of updates. Averages of groups differ less from
-each other than single updates do.
+Rounding. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not
+depend on BLOCK. The error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+
+The options `mix` and `buckets` replace the input vectors by averages of several vectors, which differ less from each other.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
-heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ of a rule are replaced by
+heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ are replaced by
 
-    yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
+    yᵢ = the mean of the m − f vectors that are nearest to xᵢ (one of them is xᵢ), with m > 2f.
 
 Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1. Each round
 divides the m input vectors randomly into k = ⌈m / s⌉ buckets of at most s vectors, where s is the option `buckets`. The input vectors are
@@ -30,9 +28,9 @@ replaced by
 
     y_j = the mean of the vectors in bucket j, for j = 1..k.
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. Byzantine vectors are in at most f buckets. If two vectors are equally near
-to xᵢ, the vector of the client with the smaller id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
-averages are mixed.
+Byzantine vectors are in at most f buckets. If two vectors are equally near to xᵢ, the vector of the client with the smaller id counts as
+nearer. With `mix` and `buckets`, the averages of the buckets are mixed. Mixing and bucketing are linear: y = A x with a matrix A [k, m],
+which is called `mixture` in this file.
 """
 
 import math
@@ -50,7 +48,7 @@ from ..errors import ConfigError
 from ..kernels.sums import mean_of_ranks
 from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
 
-BLOCK = 1 << 17  # coordinates to read at a time; a multiple of hadamard.BLOCK, for speed
+BLOCK = 1 << 17  # coordinates that are read at a time; for speed, a multiple of hadamard.BLOCK
 CHUNK = 1 << 13  # coordinates per inner product; a divisor of BLOCK
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -58,8 +56,8 @@ LARGEST = float(np.finfo(np.float32).max)
 @dataclass(frozen=True)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
-    mix: bool = False  # first average each update with its nearest neighbours
-    # s: first average random groups (buckets) of this number of updates; 1 = no buckets
+    mix: bool = False  # before the rule, average each update with its nearest neighbours
+    # s: before the rule, average random groups (buckets) of s updates; 1 = no buckets
     buckets: int = 1
 
     def __post_init__(self) -> None:
@@ -67,7 +65,7 @@ class RobustOptions:
 
 
 class Robust(RoundStrategy):
-    """Base class of robust aggregation rules, which tolerate up to f arbitrary vectors among the clients' updates."""
+    """Base class of aggregation rules that tolerate up to f arbitrary vectors among the clients' updates."""
 
     options: RobustOptions
     Options: ClassVar[type] = RobustOptions
@@ -100,7 +98,7 @@ class Robust(RoundStrategy):
 
     @property
     def min_cohort(self) -> int:
-        """Smallest number of clients in a round with which the rule has enough input vectors after bucketing."""
+        """Smallest number of clients in a round with which the rule, mixing and bucketing tolerate f arbitrary vectors."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
@@ -115,7 +113,7 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None if neither is used.
+        """Return the matrix of bucketing and mixing, float64 [k, vectors], or None if neither is used.
 
         `products`: the inner products of the vectors, which only mixing needs.
         """
@@ -137,10 +135,7 @@ class Robust(RoundStrategy):
 
 
 class ByCoordinate(Robust):
-    """A rule that sorts the values of each coordinate, and averages the values in a range of ranks.
-
-    Without the options `mix` and `buckets`, the result does not depend on the order of the vectors.
-    """
+    """A rule that sorts the values of each coordinate, and averages the values in a range of ranks."""
 
     @abstractmethod
     def ranks(self, vectors: int) -> tuple[int, int]:
@@ -157,17 +152,14 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors. The weights depend on the distances between the vectors."""
+    """A rule that computes a weighted sum of the vectors, with weights that depend on the distances between the vectors."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        """Return the weights of k vectors, float64 [k], given the vectors' inner products [k, k].
-
-        The last rows and columns of `products` belong to the vectors that `server_vectors` returns.
-        """
+        """Return the weights of k vectors, float64 [k], given their inner products [k, k]. The vectors of `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors that the server adds to the clients' vectors, and that bucketing and mixing leave unchanged."""
+        """Return vectors that are added to the clients' vectors after bucketing and mixing."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -194,7 +186,7 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
-    """Return the matrix [buckets, vectors] by which bucketing multiplies the vectors. A bucket has at most `size` vectors."""
+    """Return the matrix of bucketing, [buckets, vectors]. A bucket has at most `size` vectors."""
     order = seeds.generator(seed, "buckets", round).permutation(vectors)
     matrix = np.zeros((-(-vectors // size), vectors))
     for j, row in enumerate(matrix):
@@ -204,7 +196,7 @@ def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
 
 
 def nearest(distances: np.ndarray, f: int) -> np.ndarray:
-    """Return the matrix [m, m] by which mixing multiplies vectors. Row i averages the m − f vectors nearest to vector i."""
+    """Return the matrix of mixing, [m, m], given the squared distances [m, m]. Row i averages the m − f vectors nearest to vector i."""
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
@@ -214,7 +206,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
 
 
 class UpdateMatrix:
-    """Updates as the rows of a matrix [m, numel]. A missing update (None) is a row of zeros. Infinite values become the largest float32."""
+    """Updates as the rows of a matrix [m, numel]. None is a row of zeros, NaN becomes 0, and ±infinity becomes the largest float32."""
 
     block: ClassVar[int] = BLOCK
 
@@ -225,10 +217,7 @@ class UpdateMatrix:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks as pairs: a slice of coordinates, and the values of all rows at these coordinates, float32 [m, width].
-
-        Each block overwrites the previous block.
-        """
+        """Yield pairs of a slice of coordinates and the values of all rows there, float32 [m, width], which the next pair overwrites."""
         buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
@@ -243,7 +232,7 @@ class UpdateMatrix:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                # With sparse updates, most columns contain only zeros. Skip these columns.
+                # Skip columns of zeros, which most columns of sparse updates are.
                 part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2

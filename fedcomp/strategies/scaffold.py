@@ -1,16 +1,16 @@
 """SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
-option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient, η the learning rate, and c_i and c
-are the control variates of client i and of the server. Then
+option II. Client i takes K local steps y_i ← y_i − η(g − c_i + c), starting from the model x. Here g is the gradient, η the learning rate,
+and c_i and c are the control variates of client i and of the server. Then
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
-The sums are over the clients S of the round, and N is the number of all clients. The server broadcasts the vector [w; v], and a client
-sends [Δw; Δv_i], with the model weights w. Here v = u·c and v_i = u·c_i are scaled control variates, with u = the run's learning rate times
-the number of local steps. Weights and scaled control variates have values of similar size, so they share a codec and a memory. The codec
-may send only a part of Δv_i; the rest stays in the residual of client i for later rounds. Therefore, v differs from the mean of the v_i by
-the mean of these residuals. Client i stores v_i. The traffic equals that of `average` with a model twice as large.
+The sums are over the clients S of the round, η_g is --server-lr, and N is the number of all clients. The server broadcasts x and v = u·c in
+one vector, and a client sends the changes of x and of v_i = u·c_i. The scale u, the run's learning rate times its number of local steps,
+gives both halves of the vector values of similar size. Therefore, they can share a codec and a memory. The codec may send only a part of
+the change of v_i; the rest stays in the residual of client i for later rounds. The traffic equals that of `average` with a model twice as
+large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,13 @@ from .optimizers import optimizer
 OWN = "scaffold/control"  # name of the scaled control variate v_i in a client's state
 
 
+def control_scale(sgd: LocalSGD) -> float:
+    """Return u, the factor of scaled control variates."""
+    return sgd.lr * sgd.steps
+
+
 class ScaffoldClient(ClientAlgorithm):
-    """Client half: train with corrected gradients, and send the changes of the weights and of the control variate."""
+    """Client half: train with corrected gradients, and send the changes of the weights and of the scaled control variate."""
 
     def global_layout(self, layout: Layout) -> Layout:
         return layout.doubled("control of ")
@@ -47,7 +52,9 @@ class ScaffoldClient(ClientAlgorithm):
         self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
     ) -> Tensor | None:
         v = global_state[global_state.numel() // 2 :]
-        return (v - client_state[OWN].to(v.device) if OWN in client_state else v) / _unit(sgd)
+        return (v - client_state[OWN].to(v.device) if OWN in client_state else v) / control_scale(
+            sgd
+        )
 
     def after_training(
         self,
@@ -61,15 +68,11 @@ class ScaffoldClient(ClientAlgorithm):
         sent, new_states = updates.new_empty(m, 2 * n), []
         v = global_state[n:].to(updates.device)
         for row, update, state, lr_sum in zip(sent, updates, client_states, lr_sums, strict=True):
-            change = torch.add(v, update, alpha=_unit(sgd) / lr_sum).neg_()
+            change = torch.add(v, update, alpha=control_scale(sgd) / lr_sum).neg_()
             own = change + state[OWN].to(change.device) if OWN in state else change
             torch.cat([update, change], out=row)
             new_states.append({OWN: own.cpu()})
         return sent, new_states
-
-
-def _unit(sgd: LocalSGD) -> float:
-    return sgd.lr * sgd.steps
 
 
 class Scaffold(Average):
@@ -87,8 +90,8 @@ class Scaffold(Average):
         config = self.config
         if config.momentum:
             raise ConfigError(
-                f"--strategy {self.name} computes a client's mean gradient from its update, and momentum would change the scale of this "
-                "update; leave --momentum out"
+                f"--strategy {self.name} computes a client's mean gradient from its update, which local SGD with momentum "
+                f"{config.momentum:g} would scale; leave --momentum out (also in --optimizer)"
             )
         if not optimizer(config.server_optimizer).is_identity:
             raise ConfigError(

@@ -1,10 +1,12 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
-The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
-to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.29, 1.58, 0.40 and 0.1 %, nearly as in the paper. The
-learning rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up,
-the rate follows its schedule (schedules.py). A byte budget limits every update: a client gets the largest density at which every frame
-(encoded update) fits into the client's part of the budget.
+Density warm-up. Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018. The density falls geometrically from 25 % to its final
+value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.29, 1.58, 0.40 and 0.1 %, nearly as in the paper.
+
+Learning rate warm-up. Goyal et al.: Accurate, large minibatch SGD. 2017. The learning rate grows linearly, and then follows its schedule
+(schedules.py).
+
+Budget. A client gets the largest density at which no frame (encoded update) is longer than the client's number of bytes.
 """
 
 import math
@@ -28,10 +30,7 @@ DENSITY_SCHEDULE = "--density-schedule"
 
 
 class Schedule:
-    """The settings (ClientRoundConfig) of each client in each round.
-
-    Raises SpecError or ConfigError for an invalid schedule, and for a density schedule if the codec has no density.
-    """
+    """The settings of each client in each round. Raises SpecError or ConfigError if they do not suit the codec or are invalid."""
 
     def __init__(self, config: "StrategyConfig", codec: Codec, layout: Layout):
         self.config, self.codec, self.layout = config, codec, layout
@@ -50,11 +49,11 @@ class Schedule:
                 at_density(codec, FIRST_DENSITY)
             except ConfigError:
                 raise ConfigError(
-                    f"{given[0]} changes the density of the uplink, but {codec} has no density; leave {given[0]} out, "
+                    f"{given[0]} changes the density of the uplink codec, but --uplink {codec} has no density; leave {given[0]} out, "
                     "or use --uplink stc"
                 ) from None
         if self.budget:
-            self._min_frame_bytes()
+            self._min_frame_bytes()  # raises ConfigError if frames have no maximum size
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
         # Schedule of the uplink codec's density, or None for a constant density
@@ -70,10 +69,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return each client's settings in a round, by client id. `bandwidths`: uplink bandwidth of each client in bytes/s.
-
-        With the option `budget_bytes`, a client of unknown bandwidth is assumed to have the mean bandwidth.
-        """
+        """Return each client's settings in a round, by client id. `bandwidths`: uplink bandwidth of each client in bytes/s."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -105,12 +101,15 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Divide `budget_bytes`: each client gets the smallest frame's bytes, and a share of the rest in proportion to its bandwidth."""
+        """Return each client's part of `budget_bytes`: the bytes of the smallest frame, and a part in proportion to its bandwidth.
+
+        A client of unknown bandwidth is assumed to have the mean bandwidth.
+        """
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:
             raise ConfigError(
-                f"--budget of {self.config.budget_bytes} bytes is too small for {len(cohort)} clients; give at least "
+                f"--budget of {self.config.budget_bytes} bytes is too small for {len(cohort)} clients in a round; give at least "
                 f"{smallest * len(cohort)}, or a smaller --participation"
             )
         known = [bandwidths[client] for client in cohort if client in bandwidths]
@@ -122,9 +121,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame in this
-        time.
-        """
+        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if the time is too short for the smallest frame."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)
@@ -133,8 +130,8 @@ class Schedule:
             number, unit = (needed_s, "s") if needed_s > 1 else (1000 * needed_s, "ms")
             enough = f"{math.ceil(number)}{unit}"
             raise ConfigError(
-                f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {budgets[slowest]} bytes in "
-                f"this time, but needs {smallest} bytes for the smallest update; give at least {enough}"
+                f"--budget of {self.config.budget_s:g} s is too short for client {slowest}: it can send {budgets[slowest]} bytes in this "
+                f"time, but the smallest update has {smallest} bytes; give at least {enough}"
             )
         return budgets
 
@@ -142,7 +139,7 @@ class Schedule:
         return self._max_frame_bytes(1 / max(self.layout.numel, 1))
 
     def _max_density(self, n_bytes: int) -> float:
-        """Return the largest density at which no frame (encoded update) is longer than `n_bytes`."""
+        """Return the largest density at which no frame is longer than `n_bytes`."""
         low, high = 1 / max(self.layout.numel, 1), 1.0
         if self._max_frame_bytes(high) <= n_bytes:
             return high
@@ -158,6 +155,6 @@ class Schedule:
         longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(
-                f"--budget needs a codec with a maximum frame size, but frames of {self.codec} can have any size; use --uplink stc"
+                f"--budget does not work with --uplink {self.codec}, whose frames have no maximum size; use --uplink stc"
             )
         return longest

@@ -1,24 +1,26 @@
 """Elections with sealed (encrypted) ballots, which the server forwards but cannot read.
 
-Clients vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The election code must be `deterministic` with b = (n − 1)/2
-for n seats. With this code, every voter votes on all data partitions, and honest votes reveal no more than the result.
-docs/explanation/elections.md specifies the protocol, and privacy/ballots.py implements the cryptography.
+Clients vote as in election.py with form=ballots. The election code must be `deterministic` with n = 2b + 1 seats. With this code, every
+voter votes on all partitions, so honest votes reveal no more than the result. docs/explanation/elections.md specifies the protocol, and
+privacy/ballots.py implements the cryptography.
 
-Glossary:
+Terms of this file:
 
-    Row:       the data partitions on which a voter votes; a voter opens the ballots of all clients (senders) in its row.
+    Sender:    a client that made a ballot.
+    Voter:     a client that decrypts the ballots of the senders, counts them and votes.
+    Row:       the partitions on which a voter votes. The clients in these partitions are the senders.
     Attempt:   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
-    Terms:     a digest of the model and the options with which clients train in the round.
-    Slot:      the identity of one ballot: run, attempt, round, sender and terms; every signature and every key is bound to a slot.
+    Terms:     a hash of the model and the options with which clients train in the round.
+    Slot:      the identity of one ballot: run, attempt, round, sender and terms. Every signature and every key is bound to a slot.
     Card:      a voter's one-time public key for one slot, signed by the voter.
     Ballot:    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender.
-    Complaint: the private key of a card, which a voter reveals if it cannot open (decrypt) a ballot with this key.
-    Proof:     a complaint, the card and the ballot; with these three, anybody can check that the ballot does not open.
+    Complaint: the private key of a card. A voter reveals this key if it cannot decrypt the ballot of the card's slot.
+    Proof:     a complaint with its card and its ballot. Anybody can check that the key does not decrypt the ballot.
 
-The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
-signature. Every row must contain each client exactly once: if a ballot had a larger weight than the others, the votes would reveal this
-ballot. A client answers each phase of a round only once, even if the server asks again: several votes on different sets of ballots would
-reveal the ballots. A sender that signs two ballots for one slot counts as Byzantine.
+A round has the phases `cards`, `ballots` and `tally`, and also `recount` if the server excluded a sender because of a complaint. Server and
+clients check every signature. Every row must contain each client exactly once: if one ballot had a larger weight than the others, the votes
+would reveal it. For the same reason, a client answers each phase of a round only once, even if the server asks again with other ballots.
+An honest sender signs only one ballot for a slot, so a proof is valid with any ballot that its sender signed for the slot.
 """
 
 import re
@@ -56,15 +58,13 @@ from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
 CARDS, RECOUNT = "cards", "recount"  # names of the first and the last phase
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
-# Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
-KEY_OF, PROOF_OF = "key/", "proof/"
-# A vote needs valid ballots of at least this number of partitions: a vote on fewer ballots would reveal them
+KEY_OF = "key/"  # announcement "key/<client>": the client's public key
+PROOF_OF = "proof/"  # announcement "proof/<sender>": the proof against this sender
+# A vote needs valid ballots of at least this number of partitions, because a vote on fewer ballots would reveal them.
 MIN_PARTITIONS = 3
-NO_CARD = bytes(CARD)  # placeholder for a card, sent by a voter that does not know the sender's key
-MAX_ATTEMPTS = (
-    1024  # maximum number of attempts in a run; each start of the server begins an attempt
-)
-ATTEMPT_BYTES = 16  # length of an attempt's name
+NO_CARD = bytes(CARD)  # sent by a voter instead of a card if it does not know the sender's key
+MAX_ATTEMPTS = 1024  # maximum number of server starts in a run
+ATTEMPT_BYTES = 16
 COUNT = struct.Struct("<H")  # field at the start of a vote: the number of complaints
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # fields of a complaint: sender, private key of the card
 # Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
@@ -74,36 +74,36 @@ NO_COMPLAINTS = COUNT.pack(0)
 
 # Names of entries in RoundState.values, besides ROW, TERMS and KEY_OF:
 ATTEMPTS = "attempts"  # attempts in which the client has signed messages, the newest last
-BITS = "bits"  # the client's own signs (ballot before encryption)
+BITS = "bits"  # the client's own ballot before encryption
 COMPLAINTS = "complaints"  # packed complaints, until the client sends them
 CARD_FOR = "card/"  # "card/<sender>": private key of the card for this sender
-BALLOT_OF = "ballot/"  # "ballot/<sender>": the opened ballot of this sender
+BALLOT_OF = "ballot/"  # "ballot/<sender>": the decrypted ballot of this sender
 ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase
 
 
-# Terms and messages.
+# Messages.
 
 
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
-    """Return the terms of a round: a digest (32 hexadecimal digits) of everything that determines how clients train.
+    """Return the terms of a round, a hash (32 hexadecimal digits) of everything that determines how clients train.
 
-    All clients must train with the same terms. If terms differed, a server could make the ballots of all clients but one predictable, for
+    Clients check that they all have the same terms. Otherwise, a server could make the ballots of all clients but one predictable, for
     example with lr=0, and compute the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
 
 def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
-    """Return the reason why too few partitions of the row have ballots of these senders, or "" if there are enough for a vote."""
+    """Return the reason why the ballots of `senders` are too few for a vote on the row, or "" if they are enough."""
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
-    return f"only {partitions} partitions have valid ballots, and a vote on fewer than {MIN_PARTITIONS} partitions would reveal the ballots"
+    return f"the number of partitions with valid ballots is {partitions}; a vote on fewer than {MIN_PARTITIONS} would reveal the ballots"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Evidence against a sender: its ballot, and the card and private key of a voter that cannot open (decrypt) the ballot."""
+    """Evidence against a sender: its ballot, and the card and private key of a voter that cannot decrypt the ballot."""
 
     voter: int
     card: bytes
@@ -115,19 +115,20 @@ class Proof:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Proof":
-        """Read the proof that `pack` returned as bytes. Raises ProtocolError if `data` is too short."""
+        """Parse the result of `pack`. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
-            raise ProtocolError("the server's proof against a client is cut off and proves nothing")
+            raise ProtocolError(
+                f"the server's proof against a client has {len(data)} bytes; expected at least {PROOF.size}"
+            )
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
     def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
-        """Return whether the proof is valid: whether the ballot does not open (decrypt) with the private key of the card.
+        """Return whether the private key of the card fails to decrypt the ballot.
 
-        `voter` and `sender`: their public keys. Raises ProtocolError if the voter did not sign the card, or if the sender did not sign the
-        ballot.
+        `voter`, `sender`: their public keys. Raises ProtocolError if the card or the ballot has no valid signature of theirs.
         """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
@@ -136,14 +137,14 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Pack a voter's complaints about ballots. `complaints`: sender of a ballot → private key of the voter's card."""
+    """Pack a voter's complaints. `complaints`: private key of the voter's card, by sender of the ballot."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Split a voter's answer into complaints (pairs of sender and private key of the voter's card) and a vote. Raises FrameError."""
+    """Split a voter's frame into complaints, as pairs (sender, private key of the card), and a vote. Raises FrameError."""
     if len(frame) < COUNT.size:
         raise FrameError("the client's vote is cut off before its list of complaints")
     (count,) = COUNT.unpack_from(frame)
@@ -154,18 +155,18 @@ def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
 
 
 def attempt_of(announced: Mapping[str, bytes]) -> bytes:
-    """Return the attempt (a random name of 16 bytes, drawn when the server starts) from the announcements. Raises ProtocolError."""
+    """Return the announced attempt [16 bytes]. Raises ProtocolError if it is missing or malformed."""
     attempt = announced.get(ATTEMPT, b"")
     if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
         raise ProtocolError(
-            "the announced attempt (name of a server start) is not 32 hexadecimal digits; "
-            "server and client need the same version of fedcomp"
+            f"the server announces the attempt {ascii(attempt)[:60]}, which is not 32 hexadecimal digits; server and client need the same "
+            "version of fedcomp"
         )
     return bytes.fromhex(attempt.decode())
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id (a decimal number) after `prefix` in the name of an announcement. Raises ProtocolError if there is no id."""
+    """Return the client id after `prefix` in the name of an announcement. Raises ProtocolError if there is no id."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
             f"the server's announcement has the name {ascii(name)[:60]}, which does not end with a client id (a decimal number)"
@@ -174,24 +175,24 @@ def client_number(name: str, prefix: str = "") -> int:
 
 
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the announced row (the data partitions to vote on). Raises ProtocolError if a vote on this row could reveal ballots.
+    """Return the announced row. Raises ProtocolError if a vote on this row could reveal ballots.
 
-    The row must contain this client and an odd number of partitions, at least three. Partition sizes must differ by at most one client,
-    since senders in smaller partitions have a larger weight.
+    The sizes of partitions may differ by at most one client, because ballots in a smaller partition have a larger weight. The numbers of
+    partitions are fixed, because they determine the random signs that replace a missing ballot.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
-    numbered = [part.number for part in row.partitions] == list(range(len(row.partitions)))
+    numbers = [part.number for part in row.partitions]
     if (
-        not numbered
+        numbers != list(range(len(numbers)))
         or len(sizes) % 2 == 0
         or len(sizes) < MIN_PARTITIONS
         or max(sizes) - min(sizes) > 1
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"a vote on the announced data partitions would reveal ballots: the number of partitions must be odd and at least "
-            f"{MIN_PARTITIONS}, and the sizes of the partitions may differ by at most one client"
+            f"a vote on the announced row could reveal ballots: it has the partitions {numbers} with {sizes} clients; a row needs an odd "
+            f"number of partitions, at least {MIN_PARTITIONS}, numbered from 0, of equal size or 1 apart, and must contain this client"
         )
     return row
 
@@ -201,34 +202,34 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
 
 @dataclass(frozen=True)
 class SealedElectionClient(ClientAlgorithm):
-    """Client half: send cards (one-time keys), an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
+    """Client half: send cards, an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 (DerivedKeys for simulated clients, PinnedKeys on devices)
-    options: str = ""  # options of the run that the server announced to the client
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 (DerivedKeys in simulations, PinnedKeys on devices)
+    options: str = ""  # options of the run, as the server announced them
 
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Extend the base method: also raise ProtocolError if the assignment contradicts the terms, or repeats a round or an attempt."""
+        """Extend the base method: raise ProtocolError also for wrong terms, and for a repeated round or attempt."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
         if announced.get(TERMS) != terms.encode():
             raise ProtocolError(
-                "the server makes this client train with another model or other options than it announces to all clients; "
-                "this could reveal ballots"
+                "the model or the options of this client's assignment differ from those that the server announces to all clients, which "
+                "could reveal ballots; server and client need the same version of fedcomp"
             )
         attempt, known = attempt_of(announced), signed_attempts(state)
         if state and known and known[-1] == attempt and a.round <= state.round:
             raise ProtocolError(
-                f"the server asks for round {a.round}, but this client has already signed messages of round "
-                f"{state.round} since the server's last start"
+                f"the server starts round {a.round}, but has not been restarted since this client signed messages of round {state.round}; "
+                "a client signs messages of each round only once"
             )
         if attempt in known[:-1]:
             raise ProtocolError(
-                "the server reuses the name of an earlier attempt (server start) of this run; a server must draw a new name at each start"
+                "the server announces the name of an earlier attempt (server start) of this run, but must draw a new name at each start"
             )
         if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
             raise ProtocolError(
@@ -250,7 +251,7 @@ class SealedElectionClient(ClientAlgorithm):
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vote in the phase `tally` or `recount`. Return None in the phase `ballots`, or if the client only sends complaints."""
+        """Return the vote in `tally` or `recount`. Return None in `ballots`, or if the client sends complaints without a vote."""
         self._start_phase(values, context)
         if context.phase == BALLOTS:
             return None
@@ -282,17 +283,12 @@ class SealedElectionClient(ClientAlgorithm):
         return complaints + (memory.propose(update, seed=seed, context=context) or b"")
 
     def slot(self, context: Context, sender: int) -> Slot:
-        """Return the slot (identity) of a sender's ballot in this round."""
         attempt = attempt_of(context.announced).hex()
         terms = context.announced.get(TERMS, b"").decode("ascii", "replace")
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Record that the client answers this phase (`ballots`, `tally` or `recount`).
-
-        Raises ProtocolError if the client may not answer the phase. If the server repeats an assignment, the client sends its stored report
-        without calling this method.
-        """
+        """Record that the client answers this phase. Raises ProtocolError if the client must not answer it."""
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
                 f"the server was restarted since this client began the round, so the client does not answer phase '{context.phase}'; "
@@ -304,15 +300,15 @@ class SealedElectionClient(ClientAlgorithm):
             )
         if f"{ANSWERED}{context.phase}" in values:
             raise ProtocolError(
-                f"the server asks again for phase '{context.phase}' of round {context.round}, which a client answers only once"
+                f"the server sends a second assignment for phase '{context.phase}' of round {context.round}; a client answers only one"
             )
         values[f"{ANSWERED}{context.phase}"] = b"1"
 
     def _cards(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
-        """Store this client's signs and the private keys of its cards. Return a card (one-time key) per sender, in the order of ids."""
-        assert update is not None  # clients train in the first phase, so there is an update
+        """Store this client's signs and the private keys of its cards. Return one card per sender, in the order of ids."""
+        assert update is not None
         (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
             raise error
@@ -336,7 +332,7 @@ class SealedElectionClient(ClientAlgorithm):
         return b"".join(cards[s].data if s in cards else NO_CARD for s in row.senders)
 
     def _ballot(self, values: Values, context: Context) -> bytes:
-        """Return this client's ballot, encrypted for the voters whose cards (one-time keys) the server announced."""
+        """Return this client's ballot, encrypted for the voters whose cards the server announced."""
         row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
         if _value(values, f"{KEY_OF}{row.client}", context) != point_of(signer.public_key()):
@@ -349,13 +345,13 @@ class SealedElectionClient(ClientAlgorithm):
                 continue
             if (voter := client_number(name)) not in row.senders:
                 raise ProtocolError(
-                    f"the server asks for a ballot encrypted for client {voter}, which is not one of the voters that the server announced"
+                    f"the server asks this client to encrypt its ballot for client {voter}, which is not a voter in this round"
                 )
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
 
     def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
-        """Store the announced ballots that this voter can open (decrypt), and complaints about ballots that it cannot open."""
+        """Store the announced ballots that this voter can decrypt, and complaints about the other ballots."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
             if (name := str(sender)) not in context.announced:
@@ -387,7 +383,7 @@ class SealedElectionClient(ClientAlgorithm):
 
 
 def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
-    """Return the clients whose announced public keys this client did not accept in the phase `cards`."""
+    """Return the clients whose announced public keys the client did not accept in the phase `cards`."""
     if assignment.phase != CARDS or state is None:
         return []
     return [
@@ -398,24 +394,24 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts (starts of the server) in which a client has signed messages, the newest last."""
+    """Return the attempts in which a client has signed messages, the newest last."""
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return a client's entry in the log of signatures: the last signed round and all attempts, or b"" if the client signed nothing."""
+    """Return a client's entry in the signature log: the last signed round and all attempts, or b"" if the client has signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return a client's state with only the values that `pack_signed` stored: the last round, and the attempts (starts of the server)."""
+    """Return a client's state that contains only the values that `pack_signed` stored."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot, with the padding bits at its end set to zero. Raises UnopenableBallot for a ballot of another size."""
+    """Return the bits of a ballot with zero padding. Raises UnopenableBallot for a ballot of the wrong size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(
             f"the ballot has {len(packed)} bytes, which do not fit a model of {numel} parameters"
@@ -427,7 +423,8 @@ def checked_bits(packed: bytes, numel: int) -> bytes:
 def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
     if name not in values:
         raise ProtocolError(
-            f"this client has no state for phase '{context.phase}' of this round; it can take part in the next round"
+            f"this client has not stored the data that phase '{context.phase}' needs, for example because it missed an earlier phase of "
+            "the round; it can take part in the next round"
         )
     return values[name]
 
@@ -450,21 +447,22 @@ class SealedRound:
 
     def __init__(self, ring: Keyring):
         self.ring, self.attempt = ring, secrets.token_hex(ATTEMPT_BYTES)
-        self.options = ""  # options of the run that the server announces to clients
+        self.options = ""  # options of the run, as the server announces them
         self.start(0, {}, 0, "")
 
     def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
-        """Start a new round. `rows`: for each voter, the data partitions on which it votes."""
+        """Start a new round. `rows`: the row of each voter."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
-        self.proofs: dict[int, Proof] = {}  # sender → proof that its ballot does not open (decrypt)
+        self.proofs: dict[int, Proof] = {}  # proof against a sender, by sender
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
-        self.unknown_keys: dict[int, set[int]] = {}  # voter → senders whose keys it lacks
+        self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose keys it does not know
+        # Public keys by client. Each key is read once, so that it stays the same throughout the round.
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
-        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers in earlier phases."""
+        """Return the announcements to a client at the start of a phase; see `RoundStrategy.announce`."""
         common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
         row = self.rows[client]
         if phase == CARDS:
@@ -484,35 +482,34 @@ class SealedRound:
         return common | keys | {f"{PROOF_OF}{s}": proof.pack() for s, proof in proofs.items()}
 
     def key(self, client: int) -> bytes:
-        """Return a client's public key, which stays the same throughout a round."""
         if client not in self._keys:
             self._keys[client] = self.ring.key(client)
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude after the phase `cards`, as a dict from client to reason.
+        """Return the reasons for which clients are excluded after the phase `cards`, by client.
 
-        `f` is the largest number of malicious clients. If more than `f` voters do not know a sender's announced key, at least one of these
-        voters is honest, so the sender is excluded. If at most `f` voters do not know the key, these voters are excluded instead.
+        `f` is the largest number of Byzantine clients. If more than `f` voters do not know a sender's announced key, at least one of these
+        voters is honest, so the sender is excluded. Otherwise, the voters that do not know the key are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
-            sender: f"{counts[sender]} voters have another key for this client (from earlier in this run or from their --roster), or "
-            "no key; if the key of this client was renewed, it can take part again from the next run on"
+            sender: f"{counts[sender]} voters do not accept the key of this client: their --roster has another key or none for it, or "
+            "they know another key from earlier in this run; if the key was renewed, the client can take part again from the next run on"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"this client lacks the key of client {min(others)} that other voters know: it has no key for that client, or a "
-                    "different key from earlier in this run or from its --roster; give this client the newest --roster, or let it take "
-                    "part in the next run"
+                    f"this client lacks the key of client {min(others)} that other voters know: its --roster has another key or none for "
+                    f"client {min(others)}, or it knows another key from earlier in this run; give this client the newest --roster, or let "
+                    "it take part in the next run"
                 )
         return excluded
 
     def check_frame(self, phase: str, client: int, frame: bytes) -> None:
-        """Check a client's frame, and store its cards or ballot. Raises FrameError if no honest client would send this frame."""
+        """Store the cards or the ballot in a client's frame. Raises FrameError if no honest client would send this frame."""
         try:
             if phase == CARDS:
                 self._store_cards(client, frame)
@@ -521,31 +518,31 @@ class SealedRound:
         except ProtocolError as error:
             raise FrameError(str(error)) from error
 
-    def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return the clients to exclude, with reasons: senders whose ballots do not open, and voters that complain without cause."""
-        convicted: dict[int, str] = {}
+    def check_complaints(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
+        """Check the voters' complaints, and store the proofs. Return the reasons for which senders or voters are excluded, by client."""
+        excluded: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
             if len(complaints) > (n_senders := len(self.rows[voter].senders)):
-                convicted[voter] = (
+                excluded[voter] = (
                     f"the client sent {len(complaints)} complaints about only {n_senders} ballots, so it is excluded"
                 )
                 continue
             for sender, private in complaints:
                 if proof := self._proof(voter, sender, private):
-                    convicted.setdefault(
+                    excluded.setdefault(
                         sender,
-                        f"the client's ballot does not open for voter {voter}, as a proof shows; the client is excluded",
+                        f"voter {voter} has proven that it cannot decrypt the client's ballot, so the client is excluded",
                     )
                     self.proofs.setdefault(sender, proof)
                 else:
-                    convicted[voter] = (
-                        f"the client complained about the ballot of client {sender}, but this ballot opens; the client is excluded"
+                    excluded[voter] = (
+                        f"the client complained about the ballot of client {sender} without a valid proof, so the client is excluded"
                     )
-        return convicted
+        return excluded
 
     def _proof(self, voter: int, sender: int, private: bytes) -> Proof | None:
-        """Return the proof against `sender` that a voter's complaint gives, or None if the complaint is not justified."""
+        """Return the proof against `sender` from a voter's complaint, or None if the complaint is false."""
         card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
         if not card or not ballot:
             return None
@@ -554,7 +551,7 @@ class SealedRound:
         return proof if proof.is_valid(self._slot(sender), *keys) else None
 
     def _cards_for(self, sender: int) -> list[tuple[int, bytes]]:
-        """Return the cards (one-time keys of voters) that the server forwards to a sender, as pairs (voter, card)."""
+        """Return the cards that the server forwards to a sender, as pairs (voter, card)."""
         return [
             (voter, card)
             for (voter, other), card in self.cards.items()
@@ -565,7 +562,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"the client's message has {len(frame)} bytes, but {len(senders)} cards (one-time keys) have {CARD * len(senders)} bytes"
+                f"the client's cards (one-time keys) have {len(frame)} bytes; expected {CARD * len(senders)} bytes for {len(senders)} cards"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}

@@ -3,15 +3,15 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    Phase scale:   Client i trains and sends the scale sᵢ, the largest absolute value in its clipped update. The server announces
+    Phase scale:   Client i trains and sends the scale sᵢ, the largest absolute value in its clipped update. The server computes
                    s = maxᵢ sᵢ.
-    Phase train:   Client i sends its ternary update s·tᵢ; each value of tᵢ is −1, 0 or 1. The server computes the mean update
-                   s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of the strategy `average`.
+    Phase train:   The server announces s. Client i sends its ternary update s·tᵢ; each value of tᵢ is −1, 0 or 1. The server computes
+                   the mean update s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of the strategy `average`.
 
-Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs one more round trip per round,
-and increases the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all
-clients become rare and large. If the codec has the scope @layer, each tensor has its own scale, as in the paper. The default downlink
-codec, `identity`, sends the update uncompressed.
+Ternary values with the same scale add like integers, so the sum is exact in any order. But a round needs one more exchange of messages, and
+the variance is larger, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all clients
+become rare and large. With the scope @layer (the default), each tensor has its own scale, as in the paper. The default downlink codec,
+`identity`, sends the update uncompressed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ from .base import (
     Values,
 )
 
-SCALE = "scale"  # name of the first phase, and of the announced scales
+SCALE = "scale"  # name of the first phase, and of the announcement with the scales
 NUMBERS = codec("identity")  # codec for scales
 UPDATE = "update"  # name of the client's update in RoundState.values
 
@@ -63,12 +63,13 @@ class SharedScaleClient(ClientAlgorithm):
             (error,) = nonfinite_errors(update[None], memory.layout, "the update")
             if error is not None:
                 raise error
-            values[UPDATE] = update
+            values[UPDATE] = update  # for the second phase
             own = scales(memory.codec, update, memory.layout)
             return NUMBERS.encode(torch.tensor(own, dtype=torch.float32))
         if UPDATE not in values:
             raise ProtocolError(
-                f"this client has no update for phase '{context.phase}'; it can take part in the next round"
+                f"this client has no update for phase '{context.phase}', because it has already sent its update or did not train in this "
+                "round; it can take part in the next round"
             )
         return memory.propose(values.pop(UPDATE), seed=seed, context=context)
 
@@ -126,22 +127,23 @@ class SharedScale(Average):
         return Aggregation()
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if each value is 0 or ± the announced scale of its tensor, else a FrameError."""
+        """Return the update, or a FrameError if a value is neither 0 nor ± the announced scale of its tensor."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
             sizes = np.abs(update.block(span.start, span.stop))
             if not ((sizes == 0) | (sizes == scale)).all():
                 return FrameError(
-                    f"the frame has values other than 0 and ± the announced scale {scale:g}"
+                    f"the update has values other than 0 and ± the announced scale {scale:g}"
                 )
         return update
 
 
 def _checked(update: Update | FrameError) -> Update | FrameError:
     """Return the scales that a client sent, or a FrameError if a scale is negative."""
-    if isinstance(update, FrameError) or not (update.block(0, update.numel) < 0).any():
+    if isinstance(update, FrameError):
         return update
-    return FrameError(
-        "a scale that the client sent (the largest magnitude of a tensor) is negative"
-    )
+    sent = update.block(0, update.numel)
+    if (sent < 0).any():
+        return FrameError(f"the client sent the negative scale {sent.min():g}")
+    return update

@@ -2,20 +2,18 @@
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-In the phase `sketch`, client i sends the sketch S(vᵢ). Here vᵢ is the accumulated update of client i, and wᵢ its weight. From the mean
-sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of the mean of the vᵢ, and announces the P·k coordinates with the largest
-estimates as candidates. In the phase `values`, client i sends the values of vᵢ at the candidates. The server keeps the k largest values of
-the weighted mean as the update; all other coordinates of the update are 0.
+    Phase sketch:   Client i sends the sketch S(vᵢ) of its accumulated update vᵢ. From the mean sketch Σ wᵢ S(vᵢ) / Σ wᵢ, with the weights
+                    wᵢ of the strategy `average`, the server estimates every coordinate of the mean of the vᵢ.
+    Phase values:   The server announces the P·k coordinates with the largest estimates as candidates. Client i sends the values of vᵢ at
+                    the candidates. The update consists of the k largest values of their weighted mean, and is 0 elsewhere.
 
-Each client keeps its momentum, and the part of vᵢ that was not sent, in the memory `sketched` (error feedback). After the round, the server
-sends clients the positions of the dropped candidates (`returned_frame`). The frame with the positions is the same for all clients, and
-takes about 3.3 bits per kept coordinate for P = 4. Clients cannot learn the dropped candidates from the broadcast: the downlink codec may
-drop further coordinates, and an absent client may download the model without the broadcast.
+The memory `sketched` of a client stores its momentum and the unsent part of vᵢ. After the round, the server sends the clients one frame
+with the positions of the candidates that it dropped. For P = 4, this frame takes about 3.3 bits per coordinate of the update. The broadcast
+cannot replace this frame: the downlink codec may drop further coordinates, and an absent client may later download the whole model.
 
-The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
-tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
-the update without loss. Unlike in the paper, the positions of candidates, of dropped candidates and of the broadcast's coordinates count as
-traffic.
+The strategy's options `density` and `candidates` set k and P. The uplink codec must have the same density or its default density. With the
+scope `@layer`, each tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk`
+with the same k, sends the update without loss. Unlike in the paper, all positions count as traffic.
 """
 
 import math
@@ -48,9 +46,8 @@ from .fetchsgd import check_sketch_density
 
 @dataclass(frozen=True)
 class SketchedSGDOptions:
-    density: float = 1 / 100  # fraction of the coordinates that a round changes
-    # P: the server announces P candidates per nonzero coordinate of the update; larger = more bytes, fewer missed coordinates
-    candidates: int = 4
+    density: float = 1 / 100  # k divided by the number of coordinates
+    candidates: int = 4  # P: candidates per coordinate of the update; larger = more bytes, fewer missed coordinates
 
     def __post_init__(self) -> None:
         TopK(self.density)  # raises SpecError for an invalid density
@@ -58,7 +55,7 @@ class SketchedSGDOptions:
 
 
 class SketchedSGD(Average):
-    """The k largest coordinates of the weighted mean, among candidates that are selected with sketches."""
+    """The k largest coordinates of the weighted mean, among candidates that sketches determine."""
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = SketchedSGDOptions
@@ -71,14 +68,14 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
-        # Codec that decodes as many coordinates of a sketch as there are candidates.
+        # A codec that decodes as many coordinates of a sketch as there are candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))
         self.count = TopK(density).count(self.layout.numel)  # k
-        self.candidates = np.empty(0, np.int64)  # indices of the candidates of the round
-        self._announced = b""  # positions of the candidates of the round, encoded
-        self._returned = b""  # positions of the candidates that `aggregate` dropped, encoded
+        # In the current round: the positions of the candidates, as an array and encoded.
+        self.candidates, self._announced = np.empty(0, np.int64), b""
+        self._returned = b""  # encoded positions of the dropped candidates
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -1,21 +1,21 @@
 """signSGD with majority vote: one bit per coordinate on the uplink and on the downlink.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
-Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. From the updates x_i
-of the clients i, the server computes the majority V and the model θ:
+Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. Client i sends the
+signs of its update x_i, and the server updates the model θ:
 
     v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
-    Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
+    Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m)   (option `momentum` = β).
     Momentum on the client:   the memory `signum` replaces x_i by its momentum ("Signum" in the papers).
-    Weight decay:             θ ← (1 − ηλ) θ before the step, with λ = `weight_decay`; clients train without it (ICLR 2019, algorithm 1).
+    Weight decay:             θ ← (1 − ηλ) θ before the step, with λ = --weight-decay; clients train without it (ICLR 2019, algorithm 1).
 
-The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no magnitude. A zero in x_i gets a random sign, which
-differs between clients, so that these signs cancel on average. The number of clients in a round should be odd, since an even number leads
-to ties. Ties are broken at random, which costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is
-optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of
-`efsign`. The default downlink codec, `efsign`, sends ±η without loss.
+The step size η is --lr times --server-lr, since a majority of signs has no magnitude. A zero in x_i gets a random sign, which differs
+between clients, so that these signs cancel on average. The number of clients in a round should be odd: ties are broken at random, which
+costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is optional: with the codec `efsign` and the
+memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The default downlink codec,
+`efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of its votes in all rounds that contradicted a large majority. A majority is large if the votes
+The *suspicion* of a client is the fraction of its votes in all rounds that contradicted a large majority. A majority is large if the votes
 for and against differ by at least half of the voters, and by at least two.
 """
 
@@ -43,8 +43,7 @@ from .codes import signs_of
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
-# A majority is large if the votes for and against differ by at least this fraction of the voters, and by at least two votes.
-WIDE_MARGIN = 0.5
+LARGE_MAJORITY = 0.5  # smallest difference of a large majority, as a fraction of the voters
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class VoteOptions:
 
 
 class Vote(RoundStrategy):
-    """A majority vote: a step of the same length in every coordinate, in the direction of most clients."""
+    """A majority vote on the signs of the updates: every coordinate moves by the same amount."""
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = VoteOptions
@@ -81,8 +80,8 @@ class Vote(RoundStrategy):
         super()._check_settings()
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
-                f"the step of every coordinate is --lr {self.config.lr:g} times --server-lr {self.config.server_lr:g}, which exceeds the "
-                "range of float32; give smaller values, such as --lr 0.01"
+                f"--strategy {self.name} changes every weight by --lr {self.config.lr:g} times --server-lr {self.config.server_lr:g}, "
+                "which exceeds the range of float32; give smaller values, such as --lr 0.01"
             )
         if (
             not isinstance(self.downlink.unscoped, LOSSLESS)
@@ -117,32 +116,29 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, kernel.PackedSigns], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the packed signs of the majority, and count each client's votes that contradicted a large majority.
-
-        `ballots`: client id → packed signs.
-        """
+        """Return the packed signs of the majority, and count each client's votes against large majorities. `ballots`: by client."""
         numel, votes = self.layout.numel, [*ballots.values()]
         result = kernel.majority(votes, numel, seeds.key(self.config.seed, "tie", updates.round))
-        wide = max(2, round(WIDE_MARGIN * len(votes)))
-        _, lost = kernel.disagreement(votes, result, numel, wide)
+        large = max(2, round(LARGE_MAJORITY * len(votes)))
+        _, lost = kernel.disagreement(votes, result, numel, large)
         self._next_counts = dict(self._counts)
         for client, n in zip(ballots, lost, strict=True):
-            if self._is_judged(client):
+            if self._has_suspicion(client):
                 lost_before, cast_before = self._counts.get(client, (0, 0))
                 self._next_counts[client] = lost_before + int(n), cast_before + numel
         return result
 
-    def _is_judged(self, client: int) -> bool:
-        """Return whether the client's votes count for its suspicion (the fraction of lost votes)."""
+    def _has_suspicion(self, client: int) -> bool:
+        """Return whether the client's suspicion is computed."""
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
-        """Write the step of the model to the tensor `into` [numel]. `result`: the packed signs of the majority."""
+        """Write the step, before --server-lr, to the tensor `into` [numel]. `result`: the packed signs of the majority."""
         numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         largest = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(largest) + lr * self.config.server_lr <= LARGEST:
             raise NonFiniteError(
-                f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
+                f"a step of {lr * self.config.server_lr:g} would take a weight out of the range of float32; lower --lr"
             )
         if self.momentum is not None:
             majority = torch.from_numpy(kernels.sign_values(result, numel, 1.0))
@@ -176,17 +172,19 @@ class Vote(RoundStrategy):
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """Return the majority [n] of `votes` [voters, n] at n coordinates. Votes are +1 or −1. The result is a tensor or array like `votes`.
+    """Return the majority [n] of the rows of `votes` [voters, n], which consist of +1 and −1, as a tensor or array like `votes`.
 
-    Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError if `votes` has another shape or other values.
+    The result of a tie is random and depends on `seed` and the coordinate. Raises ConfigError for other shapes or values.
     """
     array = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if array.ndim != 2 or len(array) == 0:
         raise ConfigError(
-            f"votes have the shape {list(array.shape)}; give ±1 votes of at least one voter, [voters, n]"
+            f"the votes have the shape {list(array.shape)}; give an array [voters, n] with at least one voter"
         )
     if not ((array == 1) | (array == -1)).all():
-        raise ConfigError("a vote is neither 1 nor −1; first replace each zero by a random sign")
+        raise ConfigError(
+            "the votes contain values other than 1 and −1; first replace each zero by a random sign"
+        )
     n = array.shape[1]
     bits = np.unpackbits(kernel.majority([*kernel.pack(array)], n, seed), count=n)
     if isinstance(array, Tensor):
@@ -195,7 +193,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
 
 
 def even_cohort(clients: int) -> str:
-    """Return a warning that majority votes of an even number of clients have ties; "" if the number is odd or unknown (0)."""
+    """Return a warning about ties if the number of clients is even, or "" if it is odd or unknown (0)."""
     if clients % 2 or not clients:
         return ""
     return (

@@ -54,7 +54,7 @@ def test_several_clients_have_consecutive_ids():
 def test_a_folder_of_enrolments_makes_several_clients_with_their_own_keys(keys):
     found = of(enrolment=keys, partition_id=1)
     assert fields_of(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
-    assert len({one.target.enrolment.pair[0].private_numbers() for one in found}) == 3
+    assert len({one.target.enrolment.key_pair[0].private_numbers() for one in found}) == 3
     assert [one.id for one in of(enrolment=keys, partition_id=1, count=2)] == [0, 1]
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
     assert fields_of(of(enrolment=keys.parent, partition_id=1)) == fields_of(found)

@@ -197,7 +197,7 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         "The server's certificate",
         "Client 1",
     ]
-    assert keys.due(folder, 30) == []
+    assert keys.expiring(folder, 30) == []
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_add_enrols_a_relay(folder):
     mine = relay(folder)
     assert mine.relay and mine.id == 0 and days_left(mine.not_after, utc_now()) == 20
     assert mine.server == "server.example:8080"
-    assert set(certificates.hosts_of(mine.leaf)) == {
+    assert set(certificates.hosts_of(mine.x509_certificate)) == {
         "relay.example",
         "10.0.0.7",
         "localhost",
@@ -401,7 +401,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     )
     after = relay(with_relay)
     hosts = {"relay.example", "localhost", "127.0.0.1", "b.example"}
-    assert set(certificates.hosts_of(after.leaf)) == hosts
+    assert set(certificates.hosts_of(after.x509_certificate)) == hosts
     registry = read_registry(with_relay)
     assert registry.find(after.key_hash).relay == 0
     assert registry.find(before.key_hash).relay is None
@@ -411,7 +411,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     done("keys", "revoke", "relay-0", "--keys", with_relay)
     done("keys", "renew", "relay-0", "--keys", with_relay)
     assert read_registry(with_relay).find(relay(with_relay).key_hash).relay == 0
-    assert set(certificates.hosts_of(relay(with_relay).leaf)) == hosts
+    assert set(certificates.hosts_of(relay(with_relay).x509_certificate)) == hosts
 
 
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
@@ -420,20 +420,20 @@ def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
         f"{with_relay}/relays/0.toml with the hosts of relay 0 is missing; restore this file, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
-    assert certificates.hosts_of(relay(with_relay).leaf)[0] == "c.example"
+    assert certificates.hosts_of(relay(with_relay).x509_certificate)[0] == "c.example"
 
 
 def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     keys.renew(with_relay, "relay-0", days=3)
     keys.renew(with_relay, 2, days=3)
-    assert keys.due(with_relay, 30) == [2, "relay-0"]
+    assert keys.expiring(with_relay, 30) == [2, "relay-0"]
     lines = done("keys", "renew", "--keys", with_relay).splitlines()
     assert [line.partition(" has ")[0] for line in lines] == ["Client 2", "Relay 0"]
-    assert keys.due(with_relay, 30) == []
-    assert "relay.example" in certificates.hosts_of(relay(with_relay).leaf)
+    assert keys.expiring(with_relay, 30) == []
+    assert "relay.example" in certificates.hosts_of(relay(with_relay).x509_certificate)
     keys.renew(with_relay, "relay-0", days=3)
     keys.revoke(with_relay, "relay-0")
-    assert keys.due(with_relay, 30) == []
+    assert keys.expiring(with_relay, 30) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A session with one client: frames of its updates, settled proposals, and failures that name their stage."""
+"""A session with one client: frames of its updates, commits and rollbacks, and failures that name their stage."""
 
 from dataclasses import replace
 
@@ -37,11 +37,11 @@ def test_a_session_frees_the_frames_that_it_applied():
     b.publish(b.prepare(1, torch.eye(federation.layout.numel)[0], 0))
     kept, freed = assignment(federation, before), assignment(federation, before)
     report = member.answer(freed)
-    assert freed.frames == [] and kept.frames  # the assignment that the server keeps is not changed
+    assert freed.frames == [] and kept.frames
     assert (report.kind, report.version) == (UPDATE, b.version)
 
 
-def test_a_proposal_is_rolled_back_if_the_server_does_not_name_its_ticket():
+def test_an_update_is_rolled_back_if_the_server_does_not_name_its_ticket():
     federation = Federation(RULES)
     member = federation.members[0]
     a = assignment(federation)
@@ -73,7 +73,7 @@ def test_a_failure_names_its_stage_and_does_not_change_the_memory(broken):
 
 
 def test_a_client_that_restarts_after_a_dense_download_continues_from_its_version():
-    """The saved state names the newest versions, including the version of the dense model, after any number of earlier versions."""
+    """The stored state contains the newest model versions, one of which is that of the dense download."""
     federation = Federation(replace(RULES, downlink="topk:density=10%", cache=10.0))
     b, member = federation.loop.broadcasts, federation.members[0]
 

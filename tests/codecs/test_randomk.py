@@ -360,7 +360,7 @@ def test_a_budget_needs_drawn_coordinates():
         .density
         > 0
     )
-    with pytest.raises(ConfigError, match="--budget needs a codec with a maximum frame size"):
+    with pytest.raises(ConfigError, match="--budget does not work with --uplink"):
         Schedule(
             StrategyConfig(budget_bytes=5000), codec("randomk:by=magnitude"), Layout.flat(1000)
         )

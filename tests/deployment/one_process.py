@@ -76,7 +76,7 @@ class Clients(Process):
         for client in clients:
             enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
             own = ClientSetup(loaded, train, torch.device("cpu"), client, client, shared=shared)
-            member = DeployedClient(own, None, enrolled.pair[0] if enrolled else None)
+            member = DeployedClient(own, None, enrolled.key_pair[0] if enrolled else None)
             hosted_clients[client] = HostedClient(Target("localhost", port, enrolled), member)
         self.begin(ClientProcess(hosted_clients, self.log_message, retry_s=RETRY_S))
 

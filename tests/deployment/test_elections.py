@@ -77,7 +77,7 @@ def test_a_deployed_election_gives_the_same_model_as_a_simulation(
 
 def pinned_keys_on_disk(run, client: int) -> int:
     member = run.clients.member(client)
-    return sum(name.startswith(PIN) for name in SignatureLog(member.folder).of(member.run))
+    return sum(name.startswith(PIN) for name in SignatureLog(member.folder).entries(member.run))
 
 
 def ballots_of(run) -> list[bytes]:

@@ -91,7 +91,7 @@ def test_a_client_signs_no_second_ballot_for_a_slot_after_another_run(server):
         server.invite(run)
         again = server.cards()
         assert (again.kind, again.stage) == ("failed", "phase")
-        assert "has already signed messages of round 1" in again.reason
+        assert "client signed messages of round 1" in again.reason
 
 
 def test_a_returning_client_joins_new_rounds_but_no_abandoned_attempt(server):
@@ -152,14 +152,14 @@ def test_pinned_keys_survive_a_run_with_another_strategy(tmp_path):
     assert server.member.answer(up_to_date(loop)).kind == UPDATE
     server.restart()
     server.invite("A")
-    assert "has already signed messages of round 1" in server.cards().reason
+    assert "client signed messages of round 1" in server.cards().reason
 
 
 def test_a_client_has_one_id_in_a_run(server):
     server.invite("A", 0)
     server.cards()
     server.invite("B", 0)
-    with pytest.raises(ProtocolError, match="earlier in this run this client was client 0"):
+    with pytest.raises(ProtocolError, match="this client was client 0 earlier in this run"):
         server.invite("A", 1)
 
 
@@ -181,7 +181,7 @@ def test_too_many_runs_are_refused_and_none_is_forgotten(monkeypatch, tmp_path):
         with pytest.raises(UserError, match="--state-dir"):
             log.add("C", {"x": b"3"})
         log.add("A", {"y": b"4"})
-        assert [log.of(run) for run in "ABC"] == [{"x": b"1", "y": b"4"}, {"x": b"2"}, {}]
+        assert [log.entries(run) for run in "ABC"] == [{"x": b"1", "y": b"4"}, {"x": b"2"}, {}]
 
 
 def test_a_sealed_client_refuses_other_strategies():
@@ -243,7 +243,7 @@ def test_a_renewed_key_excludes_only_its_client():
     members.renew(1)
     for _ in range(2):
         reason = only_rejection(next(members.rounds), 1)
-        assert "4 voters have another key for this client" in reason and "next run" in reason
+        assert "4 voters do not accept the key of this client" in reason and "next run" in reason
 
 
 def test_a_roster_without_a_client_excludes_only_that_client():

@@ -279,7 +279,7 @@ def test_an_unknown_host(mine):
     assert error.cause in (
         "unknown host",
         "silent",
-    )  # silent: the DNS resolver cannot be reached
+    )  # "silent" if this machine's DNS resolver cannot be reached
     assert "nobody.invalid" in str(error)
 
 

@@ -193,7 +193,7 @@ def test_a_truncated_enrolment_is_refused(enrolment, tmp_path):
 
 def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tmp_path):
     enrolment.refuse_expired(ENDS - timedelta(seconds=1))
-    begins = enrolment.leaf.not_valid_before_utc
+    begins = enrolment.x509_certificate.not_valid_before_utc
     for now, when in (
         (ENDS, "expired on 2027-11-21T16:33:08Z"),
         (begins - timedelta(days=1), f"begins on {format_time(begins)}"),
@@ -240,7 +240,7 @@ def test_files_for_flower_supernode(enrolment, tmp_path):
         auth_supernode_private_key, auth_supernode_public_key = str(key), None
 
     _, public = _try_setup_client_authentication(Args)
-    assert public == enrolment.pair[1]
+    assert public == enrolment.key_pair[1]
     with pytest.raises(FileExistsError):
         enrolment.unpack(tmp_path)
 

@@ -143,7 +143,7 @@ def test_the_extensions_of_the_certificates(folder):
         for name in ("ca.crt", "server.crt")
     )
     assert keys.check_server_files(folder) == server
-    client = enrolment(folder, 0).leaf
+    client = enrolment(folder, 0).x509_certificate
     for certificate in (ca, server, client):
         assert (
             isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
@@ -342,7 +342,7 @@ def test_a_change_killed_at_any_point_is_complete_or_absent_and_can_be_repeated(
             )
         assert keys.check_server_files(folder)
         for entry in read_file(folder / "registry.toml").clients:
-            assert openssh(enrolment(folder, entry.id).pair[1]) == entry.public_key
+            assert openssh(enrolment(folder, entry.id).key_pair[1]) == entry.public_key
         if not stopped:
             break
     assert 2 < after < 60
@@ -370,8 +370,8 @@ def test_a_change_of_a_relay_killed_at_any_point_is_complete_or_absent_and_can_b
         assert changed != before.relays and len(changed) == (2 if act.startswith("add") else 1)
         for entry in changed:
             theirs = Enrolment.read(folder / "relays" / f"{entry.id}.toml")
-            assert openssh(theirs.pair[1]) == entry.public_key
-            assert certificates.hosts_of(theirs.leaf)[0] == "ab"[entry.id]
+            assert openssh(theirs.key_pair[1]) == entry.public_key
+            assert certificates.hosts_of(theirs.x509_certificate)[0] == "ab"[entry.id]
         if not stopped:
             break
     assert 2 < after < 60
@@ -451,7 +451,7 @@ def test_new_certificates_need_the_key_of_the_ca(folder):
     for act in acts:
         assert refused(act) == (
             f"{folder}/ca.key cannot be read (No such file or directory); restore it, "
-            "because this command signs a certificate with it"
+            "because this command needs it to sign a certificate"
         )
     other = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.key").write_bytes(certificates.private_key_pem(other))
@@ -483,11 +483,11 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
 
 
 def test_certificates_that_end_soon_are_listed(folder):
-    assert keys.due(folder, 30) == []
-    assert keys.due(folder, 366) == ["server", 0, 1, 2]
+    assert keys.expiring(folder, 30) == []
+    assert keys.expiring(folder, 366) == ["server", 0, 1, 2]
     keys.renew(folder, 1, days=5)
     keys.revoke(folder, 0)
-    assert keys.due(folder, 30) == [1]
+    assert keys.expiring(folder, 30) == [1]
 
 
 @pytest.mark.parametrize(("days", "when"), [(-1, "begins"), (366, "expired")])

@@ -20,7 +20,7 @@ def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     path.write_text(whole + "???\n")
     (sentence,) = check()
     assert re.fullmatch(
-        rf"{path} is not TOML: .* line 1[0-9],.*; correct it, .*; until the file is valid, no client is accepted; .*",
+        rf"{path} is not TOML: .* line 1[0-9],.*; correct it, .*; until then, no client is accepted, but .*",
         sentence,
     )
     path.write_text(

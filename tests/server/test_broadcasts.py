@@ -53,7 +53,7 @@ def test_weights_are_bit_identical_after_any_absence(spec, missed):
     b = broadcasts(spec, cache_bytes=10**6)
     away = replica(b)
     advance(b, missed)
-    away.move(assignment(b, b.first))
+    away.apply(assignment(b, b.first))
     assert torch.equal(away.weights.view(torch.int32), b.weights.view(torch.int32))
     assert (away.version, away.fingerprint) == (b.version, b.fingerprint)
 
@@ -64,7 +64,7 @@ def test_weights_that_decay_are_bit_identical_after_an_absence():
     away = replica(b)
     for factor in (1.0, 0.5, *[1.0] * 8):
         b.publish(b.prepare(1, (torch.arange(NUMEL) < 20).float(), 0, factor))
-    away.move(assignment(b, b.first))
+    away.apply(assignment(b, b.first))
     assert torch.equal(away.weights, b.weights)
 
 
@@ -172,9 +172,9 @@ def test_a_download_from_an_older_version_is_correct():
         b = broadcasts("topk:density=1%")
         copy = replica(b)
         advance(b, 6, spread)
-        copy.move(assignment(b, b.first))
+        copy.apply(assignment(b, b.first))
         advance(b, 6, spread)
-        copy.move(assignment(b, b.first))
+        copy.apply(assignment(b, b.first))
         assert torch.equal(copy.weights, b.weights)
 
 
@@ -186,10 +186,12 @@ def test_a_client_whose_version_is_not_in_the_download_asks_for_the_dense_model(
     copy = replica(b)
     untouched = copy.weights.clone()
     with pytest.raises(NeedDense):
-        copy.move(assignment(b, later))
+        copy.apply(assignment(b, later))
     assert torch.equal(copy.weights, untouched)
     dense = b.dense()
-    copy.move(Assignment(1, "train", 0, dense.form, "", b.version, b.fingerprint, dense.frames, ""))
+    copy.apply(
+        Assignment(1, "train", 0, dense.form, "", b.version, b.fingerprint, dense.frames, "")
+    )
     assert torch.equal(copy.weights, b.weights)
 
 
@@ -199,7 +201,9 @@ def test_a_wrong_fingerprint_is_detected_and_the_dense_model_repairs_the_weights
     copy.weights[3] += 1  # an error of the client's memory
     advance(b, 1)
     with pytest.raises(NeedDense, match="hash of the client's weights"):
-        copy.move(assignment(b, b.first))
+        copy.apply(assignment(b, b.first))
     dense = b.dense()
-    copy.move(Assignment(1, "train", 0, dense.form, "", b.version, b.fingerprint, dense.frames, ""))
+    copy.apply(
+        Assignment(1, "train", 0, dense.form, "", b.version, b.fingerprint, dense.frames, "")
+    )
     assert torch.equal(copy.weights, b.weights)

@@ -103,7 +103,7 @@ def worked(store: ClientStore, client: int, round: int) -> list[bytes | None]:
 def kept(store: ClientStore, client: int) -> dict:
     state = store.at(client)
     return state.memory.state_dict() | {
-        name: getattr(state, name) for name in ("version", "ticket", "after", "momentum")
+        name: getattr(state, name) for name in ("version", "ticket", "committed", "momentum")
     }
 
 

@@ -563,11 +563,11 @@ def test_a_time_budget_gives_each_client_what_its_uplink_can_send(tmp_path, outc
         ),
         (
             {"budget": "1s", "network": "uniform:up=5"},
-            "--budget of 1 s is too short for client 0, which sends 5 bytes .* give at least [4-9]s",
+            "--budget of 1 s is too short for client 0: it can send 5 bytes .* give at least [4-9]s",
         ),
         (
             {"budget": "1ms", "network": "uniform:up=5kB"},
-            "--budget of 0.001 s is too short for client 0, .* give at least [1-9]ms",
+            "--budget of 0.001 s is too short for client 0: .* give at least [1-9]ms",
         ),
         (
             {"network": "mobile", "relays": 2},

@@ -25,7 +25,7 @@ from cases import for_each
 from engine_checks import assert_same, jobs, serial, start_of, two_rounds
 
 from fedcomp import RunConfig
-from fedcomp.clients.session import reason
+from fedcomp.clients.session import failure_reason
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.sim import ray_engine, simulate
 from fedcomp.sim.ray_engine import RayEngine
@@ -278,14 +278,16 @@ def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(two_actors)
     trained = [False, True, False, True, True]
     updates, results = two_actors.train(start, leaving, jobs(start, sgd), sgd, seed=5)
     assert [type(result) is JobResult for result in results] == trained and len(updates) == 3
-    assert "in forward: KeyboardInterrupt" in reason(results[0])
-    assert "in forward: SystemExit" in reason(results[2])
+    assert "in forward: KeyboardInterrupt" in failure_reason(results[0])
+    assert "in forward: SystemExit" in failure_reason(results[2])
     updates, results = two_actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
     survivable = worker_tasks.marked(_7=worker_tasks.BAD)
     honest, expected = one_by_one.train(start, survivable, jobs(start, sgd), sgd, seed=5)
     assert [type(result) is JobResult for result in results] == trained
-    assert reason(results[0]) == reason(expected[0])
-    assert reason(results[2]).startswith("the Ray actor that trained this client died twice")
+    assert failure_reason(results[0]) == failure_reason(expected[0])
+    assert failure_reason(results[2]).startswith(
+        "the Ray actor that trained this client died twice"
+    )
     assert torch.equal(updates, honest[[0, 2, 3]])
 
 

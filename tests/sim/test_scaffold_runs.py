@@ -160,7 +160,7 @@ def test_drift_is_smaller_than_that_of_averaging(tmp_path):
     [
         ({"memory": "none"}, "does not work with memory 'none'; leave --memory out"),
         ({"weights": "examples"}, "gives every client the same weight; leave --weights out"),
-        ({"momentum": 0.9}, "momentum would change the scale of this update; leave --momentum out"),
+        ({"momentum": 0.9}, "momentum 0.9 would scale; leave --momentum out"),
         (
             {"server_optimizer": "sgd:momentum=0.9"},
             "would alter this change; leave --server-optimizer out",

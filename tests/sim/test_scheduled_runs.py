@@ -126,7 +126,7 @@ def test_a_run_without_curves_has_no_horizon_in_its_config(tmp_path):
         ),
         (
             {"density_schedule": "1%", "uplink": "fp16"},
-            "--density-schedule changes the density of the uplink, but fp16 has no density",
+            "--density-schedule changes the density of the uplink codec, but --uplink fp16 has no density",
         ),
         (
             {"density_schedule": "1%", "uplink": "topk", "memory": "variance"},

@@ -161,7 +161,7 @@ def test_strategies_with_their_own_step_refuse_a_server_optimizer(tmp_path, name
         ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
         (
             {"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"},
-            "with --server-optimizer yogi the size of a step does not depend on",
+            "with --server-optimizer yogi the norm of a step does not depend on",
         ),
     ],
 )

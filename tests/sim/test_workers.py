@@ -15,7 +15,7 @@ from engine_checks import SGD, TASKS, assert_same, jobs, serial, start_of, two_r
 from forked_workers import fork_workers
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.session import reason
+from fedcomp.clients.session import failure_reason
 from fedcomp.config import read_run
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
@@ -146,9 +146,9 @@ def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(tmp_pat
         start, worker_tasks.marked(**survivable), jobs(start, sgd), sgd, seed=5
     )
     assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
-    assert reason(results[0]) == reason(expected[0])
-    assert reason(results[0]).endswith("in forward: ValueError: a sensor reports nonsense")
-    assert reason(results[2]).startswith(
+    assert failure_reason(results[0]) == failure_reason(expected[0])
+    assert failure_reason(results[0]).endswith("in forward: ValueError: a sensor reports nonsense")
+    assert failure_reason(results[2]).startswith(
         "two worker processes ended while they trained this client; the second was killed by SIGSEGV"
     )
     assert torch.equal(updates, honest[[0, 2, 3]])
@@ -220,13 +220,13 @@ def test_a_model_that_exits_its_process_fails_only_its_client(two):
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
     for each in (two, one_by_one):
         _, results = each.train(start, leaving, jobs(start, sgd), sgd, seed=5)
-        assert "worker_tasks.py, line " in reason(results[0]) and "SystemExit: 7" in reason(
+        assert "worker_tasks.py, line " in failure_reason(
             results[0]
-        )
+        ) and "SystemExit: 7" in failure_reason(results[0])
         assert all(type(result) is JobResult for result in results[1:])
     stopping = worker_tasks.marked(_7=worker_tasks.STOP)
     _, results = two.train(start, stopping, jobs(start, sgd), sgd, seed=5)
-    assert "KeyboardInterrupt" in reason(results[0])
+    assert "KeyboardInterrupt" in failure_reason(results[0])
     assert all(type(result) is JobResult for result in results[1:])
     with pytest.raises(KeyboardInterrupt):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
@@ -238,7 +238,7 @@ def test_a_worker_does_not_import_flower(two):
     _, results = two.train(
         start, worker_tasks.marked(_7=worker_tasks.MODULES), jobs(start, sgd), sgd, seed=5
     )
-    imported = reason(results[0]).partition("modules: ")[2].split()
+    imported = failure_reason(results[0]).partition("modules: ")[2].split()
     assert imported == ["torch"]
 
 

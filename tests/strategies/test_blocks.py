@@ -100,12 +100,12 @@ def test_sums_are_clipped_to_the_range_of_float32():
 
 
 def test_an_update_with_weight_0_is_not_read():
-    class PhaseEnd(Dense):
+    class Unreadable(Dense):
         def block(self, start, stop):
             raise AssertionError("read")
 
     into = torch.zeros(3)
-    UpdateMatrix([PhaseEnd(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(
+    UpdateMatrix([Unreadable(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(
         np.array([0, 1]), into
     )
     assert into.tolist() == [1, 1, 1]

@@ -49,7 +49,7 @@ def test_no_set_of_tolerated_byzantine_and_absent_seats_changes_a_result(n, b):
     byzantine, absent = (roles < 0).sum(1), (roles == 0).sum(1)
     borne = 2 * byzantine + absent <= 2 * b
     seats = assign_seats(range(n), n, b, 0, 1)
-    assert borne.tolist() == [seats.may_close(f, a) for f, a in zip(byzantine, absent)]
+    assert borne.tolist() == [seats.tolerates(f, a) for f, a in zip(byzantine, absent)]
     assert (votes @ roles[borne].T * truth(signs)[:, None] > 0).all()
     beyond = 2 * byzantine + absent == 2 * b + 1
     assert (
@@ -169,58 +169,58 @@ def test_a_cohort_tolerates_byzantine_clients_in_any_seats_up_to_its_margin(n, b
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
     for m in range(n, 3 * n + 2):
         seats = assign_seats(range(m), n, b, 5, m)
-        sizes = np.array([len(members) for members in seats.members], np.float32)
+        sizes = np.array([len(voters) for voters in seats.voters], np.float32)
         assert (votes @ sizes).min() >= seats.margin >= m // n * (2 * b + 1)
         if m % n == 0:
             assert (votes @ sizes).min() == seats.margin == m // n * (2 * b + 1)
-        assert seats.may_close(0, seats.margin - 1) and not seats.may_close(0, seats.margin)
-        assert seats.may_close((seats.margin - 1) // 2, 0) and not seats.may_close(
+        assert seats.tolerates(0, seats.margin - 1) and not seats.tolerates(0, seats.margin)
+        assert seats.tolerates((seats.margin - 1) // 2, 0) and not seats.tolerates(
             (seats.margin + 1) // 2, 0
         )
 
 
 @for_each("m", [9, 10, 17, 31])
-def test_each_client_has_one_seat_and_each_data_set_is_in_one_partition(m):
+def test_each_client_has_one_seat_and_the_data_of_each_client_are_in_one_partition(m):
     clients = [100 + 7 * i for i in range(m)]
     seats = assign_seats(clients, 9, 2, 1, 4)
-    assert sorted(client for members in seats.members for client in members) == clients
-    assert sorted(data for group in seats.groups for data in group) == clients
-    assert max(map(len, seats.groups)) - min(map(len, seats.groups)) <= 1
-    assert all(client in seats.members[seats.of(client)] for client in clients)
+    assert sorted(client for voters in seats.voters for client in voters) == clients
+    assert sorted(data for group in seats.partitions for data in group) == clients
+    assert max(map(len, seats.partitions)) - min(map(len, seats.partitions)) <= 1
+    assert all(client in seats.voters[seats.seat_of(client)] for client in clients)
     with pytest.raises(KeyError):
-        seats.of(99)
+        seats.seat_of(99)
 
 
 def test_seats_depend_on_seed_and_round_but_not_on_the_order_of_ids():
     ids = list(range(20))
     assert assign_seats(ids, 5, 1, 3, 8) == assign_seats(ids[::-1], 5, 1, 3, 8)
     assert (
-        len({assign_seats(ids, 5, 1, seed, round).members for seed in (3, 4) for round in (8, 9)})
+        len({assign_seats(ids, 5, 1, seed, round).voters for seed in (3, 4) for round in (8, 9)})
         == 4
     )
     assert (
-        len({assign_seats(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5
+        len({assign_seats(ids, 5, 1, 3, round).seat_of(0) for round in range(40)}) == 5
     )  # a client has every seat in some round
-    own = assign_seats(ids, 5, 1, 3, 8, data_sets=range(50, 57))
-    assert own.members == assign_seats(ids, 5, 1, 3, 8).members and sorted(
-        sum(own.groups, ())
+    own = assign_seats(ids, 5, 1, 3, 8, owners=range(50, 57))
+    assert own.voters == assign_seats(ids, 5, 1, 3, 8).voters and sorted(
+        sum(own.partitions, ())
     ) == list(range(50, 57))
 
 
-def test_too_few_clients_or_data_sets_raise_a_config_error():
+def test_too_few_clients_raise_a_config_error():
     with pytest.raises(
         ConfigError, match="9 seats needs at least 9 clients, not 8; choose fewer seats"
     ):
         assign_seats(range(8), 9, 2, 0, 1)
-    with pytest.raises(ConfigError, match="9 data sets, not 3"):
-        assign_seats(range(9), 9, 2, 0, 1, data_sets=range(3))
+    with pytest.raises(ConfigError, match="9 clients with data, not 3"):
+        assign_seats(range(9), 9, 2, 0, 1, owners=range(3))
 
 
 def test_sums_of_signs_in_a_partition_would_break_the_code():
     G, sums = (
         allocation_matrix("deterministic", 7, 0),
         np.array([[5, -1, -1, -1, -1, -1, 1]]),
-    )  # sums over the five data sets of each partition
+    )  # sums over the five clients of each partition
     assert sums.sum() > 0 and local(G, sums).sum() < 0
     assert np.sign(local(G, np.sign(sums)).sum()) == np.sign(np.sign(sums).sum())
 

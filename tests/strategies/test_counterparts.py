@@ -1,4 +1,4 @@
-"""Memories with a counterpart on the server: under any faults, a difference is only added to the vector from which it was computed.
+"""Memories with a counterpart on the server: client and server store the same vectors, whatever messages are lost or repeated.
 
 Each row of the table "How both sides stay in step" in docs/reference/interfaces.md has tests, which run with real and with virtual
 clients.
@@ -43,19 +43,18 @@ class Paired(Federation):
 
     def __init__(self, rules: StrategyConfig, **strategy):
         super().__init__(rules, clients=CLIENTS, **strategy)
-        self.deaf: set[tuple[int, int]] = (
-            set()
-        )  # (client, round): the message to the client is lost
-        self.twice: set[tuple[int, int]] = set()  # the message arrives twice
-        self.told: list[Assignment] = []
-        # (client, round) of clients that started again without state
-        self.began: list[tuple[int, int]] = []
+        # As (client, round):
+        self.lost_assignments: set[tuple[int, int]] = set()
+        self.repeated_assignments: set[tuple[int, int]] = set()
+        self.received: list[Assignment] = []
+        # As (client, round): clients that started again without state.
+        self.restarted: list[tuple[int, int]] = []
         self.answers = 0
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        self.told += assignments
-        heard = [a for a in assignments if (a.client, a.round) not in self.deaf]
-        self.answer([a for a in heard if (a.client, a.round) in self.twice])
+        self.received += assignments
+        heard = [a for a in assignments if (a.client, a.round) not in self.lost_assignments]
+        self.answer([a for a in heard if (a.client, a.round) in self.repeated_assignments])
         reports = {report.client: report for report in self.answer(heard)}
         for report in reports.values():
             self.watch(report)
@@ -76,7 +75,7 @@ class Paired(Federation):
             assert report.committed in ("", self.loop.tickets.get(report.client, ""))
             self.answers += 1
             if not report.committed and report.client in self.loop.tickets:
-                self.began.append((report.client, report.round))
+                self.restarted.append((report.client, report.round))
 
     def run(self, first: int, last: int) -> list:
         return list(self.loop.rounds(range(first, last + 1)))
@@ -141,7 +140,7 @@ def dense(vector: Tensor | None, federation: Federation) -> Tensor:
 
 every_memory = pytest.mark.parametrize(("name", "uplink"), PAIRED)
 every_kind = pytest.mark.parametrize("kind", [Real, Virtual])
-# For single faults: two memories, each with one kind of client. Mixtures of faults are tested with all memories.
+# Single faults are tested with two memories, each with one kind of client, and mixtures of faults with all memories.
 one_each = pytest.mark.parametrize(
     ("kind", "name", "uplink"), [(Virtual, *PAIRED[0]), (Real, *PAIRED[3])]
 )
@@ -151,7 +150,7 @@ def made(kind: type[Paired], name: str, uplink: str, strategy=Average, **changes
     return kind(replace(HALF, memory=name, uplink=uplink, **changes), strategy=strategy)
 
 
-# Faults: changes of a reply.
+# Faults: functions that change a report.
 
 Fault = Callable[[Assignment, Report], Report]
 
@@ -193,7 +192,7 @@ def test_without_faults_both_sides_have_the_same_vectors(kind, name, uplink):
         (outcome,) = federation.run(round, round)
         assert len(outcome.accepted) == 3 and not outcome.rejections
         assert federation.in_step()
-    assert federation.answers == 21 and not federation.began
+    assert federation.answers == 21 and not federation.restarted
     assert all(
         bool(federation.strategy.counterpart.shift_of(client).any())
         for client in federation.loop.tickets
@@ -234,7 +233,7 @@ def test_a_lost_or_rejected_reply_is_rolled_back_on_both_sides(kind, name, uplin
             )
             rejected.add(round % 5)
         assert federation.in_step()
-    assert rejected == {0, 1, 2, 3, 4} and not federation.began
+    assert rejected == {0, 1, 2, 3, 4} and not federation.restarted
 
 
 @one_each
@@ -256,7 +255,7 @@ def test_a_late_or_missing_reply_is_rolled_back_on_both_sides(kind, name, uplink
             ("deadline", "no reply within 0.001 s (--deadline)")
         }
         assert federation.in_step()
-    assert rejected and not federation.began
+    assert rejected and not federation.restarted
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -284,18 +283,22 @@ def test_updates_with_a_nonfinite_sum_do_not_change_either_side(kind, name, upli
         for client, row in rows.items()
     )
     federation.run(5, 7)
-    assert federation.in_step() and not federation.began
+    assert federation.in_step() and not federation.restarted
 
 
 @one_each
 def test_lost_and_repeated_assignments_take_effect_once(kind, name, uplink):
     federation = made(kind, name, uplink)
-    federation.deaf = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 0}
-    federation.twice = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 1}
+    federation.lost_assignments = {
+        (client, round) for client, round in EVERYBODY if (client + round) % 4 == 0
+    }
+    federation.repeated_assignments = {
+        (client, round) for client, round in EVERYBODY if (client + round) % 4 == 1
+    }
     for round in range(1, 10):
         federation.run(round, round)
         assert federation.in_step()
-    assert not federation.began
+    assert not federation.restarted
 
 
 @one_each
@@ -318,7 +321,7 @@ def test_a_server_restored_before_clients_settled_keeps_their_state(kind, name, 
     for round in range(7, 10):
         (outcome,) = federation.run(round, round)
         assert len(outcome.accepted) == 3 and federation.in_step()
-    assert not federation.began
+    assert not federation.restarted
 
 
 @one_each
@@ -336,7 +339,7 @@ def test_a_server_restored_further_back_resets_clients_that_went_on(kind, name, 
     }
     federation.loop = kept
     (outcome,) = federation.run(9, 9)
-    begun = {client for client, round in federation.began if round == 9}
+    begun = {client for client, round in federation.restarted if round == 9}
     assert len(outcome.accepted) == CLIENTS
     assert begun and begun <= ahead and 0 not in begun
     assert {a.client for a in outcome.accepted if a.fresh} == begun
@@ -347,7 +350,7 @@ def test_a_server_restored_further_back_resets_clients_that_went_on(kind, name, 
         )
         assert same_bits(federation.strategy.counterpart.shift_of(client), alone)
     federation.run(10, 11)
-    assert federation.in_step() and {round for _, round in federation.began} == {9}
+    assert federation.in_step() and {round for _, round in federation.restarted} == {9}
 
 
 @one_each
@@ -363,14 +366,14 @@ def test_only_a_client_that_lost_its_disk_starts_without_state(kind, name, uplin
     federation.run(6, 6)
     assert same_bits(federation.strategy.counterpart.shift_of(2), others[2])
     (outcome,) = federation.run(7, 7)
-    assert federation.began == [(2, 6), (2, 7)] and [
+    assert federation.restarted == [(2, 6), (2, 7)] and [
         a.client for a in outcome.accepted if a.fresh
     ] == [2]
     alone = torch.zeros(federation.layout.numel)
     outcome.accepted[2].update.add_to(alone, federation.strategy.counterpart.step)
     assert same_bits(federation.strategy.counterpart.shift_of(2), alone)
     federation.run(8, 8)
-    assert federation.in_step() and len(federation.began) == 2
+    assert federation.in_step() and len(federation.restarted) == 2
 
 
 @every_kind
@@ -378,8 +381,8 @@ def test_only_a_client_that_lost_its_disk_starts_without_state(kind, name, uplin
 def test_any_mixture_of_faults_leaves_both_sides_equal(kind, name, uplink):
     drawn, federation = np.random.default_rng(0), made(kind, name, uplink)
     federation.faults = {at: [keep, keep, keep, *FAULTS][drawn.integers(8)] for at in EVERYBODY}
-    federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
-    federation.twice = {at for at in EVERYBODY if drawn.random() < 0.1}
+    federation.lost_assignments = {at for at in EVERYBODY if drawn.random() < 0.1}
+    federation.repeated_assignments = {at for at in EVERYBODY if drawn.random() < 0.1}
     kept = federation.copy_of_loop()
     for round in range(1, 16):
         federation.run(round, round)
@@ -500,9 +503,9 @@ def test_the_threshold_from_the_last_steps_is_announced_and_counted():
     for round in range(1, 6):
         before = federation.loop.broadcasts.weights.clone()
         newest = federation.loop.broadcasts.newest_bytes
-        federation.told.clear()
+        federation.received.clear()
         (outcome,) = federation.run(round, round)
-        (announced,) = {tuple(a.announced) for a in federation.told}
+        (announced,) = {tuple(a.announced) for a in federation.received}
         assert announced[0] == THRESHOLD.encode()
         (threshold,) = NUMBER.unpack(announced[1])
         assert threshold == pytest.approx(0.25 * sum(moved[-2:]) / 0.5**2, rel=1e-4)
@@ -547,4 +550,4 @@ def test_memories_and_counterparts_agree_in_asynchronous_rounds(kind, name, upli
             same_bits(federation.settled(c), federation.strategy.counterpart.shift_of(c))
             for c in resting
         )
-    assert federation.answers >= 10 and not federation.began
+    assert federation.answers >= 10 and not federation.restarted

@@ -1,4 +1,4 @@
-"""When a round of an election may close, which ballots each voter counts, and which options are refused."""
+"""When the result of an election counts, which ballots a voter counts, and which options are refused."""
 
 import itertools
 from dataclasses import replace
@@ -25,7 +25,7 @@ from fedcomp.strategies.codes import (
     allocation_matrix,
     assign_seats,
 )
-from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
+from fedcomp.strategies.election import BallotElectionClient
 
 RULES = StrategyConfig(
     participation=1.0,
@@ -49,12 +49,12 @@ def federation(text: str, clients: int = 5, settings: dict | None = None, **chan
     )
 
 
-# The rule.
+# When a result counts.
 
 
 @for_each("n, b", [(3, 0), (3, 1), (5, 1), (5, 2)])
-def test_a_round_may_close_exactly_if_its_result_is_certainly_correct(n, b):
-    """For f Byzantine clients, m of them proven and excluded, and a absent clients: all seats and all signs of the partitions."""
+def test_a_result_counts_exactly_if_it_is_certainly_correct(n, b):
+    """Enumerate the seats of f Byzantine clients, of which m are excluded, and of `a` absent clients, and all signs of the partitions."""
     signs = np.array(list(itertools.product((-1, 1), repeat=n)))
     G = allocation_matrix("deterministic", n, b)
     votes, truth = np.sign(signs @ G.T), np.sign(signs.sum(1))
@@ -67,7 +67,7 @@ def test_a_round_may_close_exactly_if_its_result_is_certainly_correct(n, b):
         )
         least = min(int((votes * np.array(fate) * truth[:, None]).sum(1).min()) for fate in fates)
         assert (
-            assign_seats(range(n), n, b, 0, 1).may_close(lying, m + a)
+            assign_seats(range(n), n, b, 0, 1).tolerates(lying, m + a)
             == (2 * lying + m + a <= 2 * b)
             == (least > 0)
         ), (f, m, a)
@@ -415,8 +415,4 @@ def test_votes_use_the_seed_of_the_run_and_ballots_that_of_the_client():
     a = Assignment(4, BALLOTS, 2, "", "", "", "", [], "")
     sign = codec("sign")
     assert BallotElectionClient().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)
-    assert (
-        BallotElectionClient().seed(sign, 9, replace(a, phase=TALLY))
-        == DataElectionClient().seed(sign, 9, a)
-        == 9
-    )
+    assert BallotElectionClient().seed(sign, 9, replace(a, phase=TALLY)) == 9

@@ -73,7 +73,7 @@ def test_dropped_values_are_returned_without_loss(uplink):
     ],
 )
 def test_no_part_of_an_update_is_lost(uplink, downlink):
-    """Σ applied + Σ residuals + the server's memory = Σ inputs, with lost replies and changing cohorts."""
+    """The sum of all inputs is in the model, in the clients' residuals and in the server's residual."""
     f = federation(uplink=uplink, downlink=downlink, participation=0.5)
     inputs, applied = (
         torch.zeros(f.layout.numel, dtype=torch.float64),
@@ -121,9 +121,8 @@ def test_returned_frames_are_counted_and_sent_until_a_client_confirms_them():
             a = sent[outcome.round, client]
             assert size == sum(map(len, a.frames)) + len(a.returned)
     assert any(sent[2, client].returned for client in range(6))
-    assert (
-        sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned
-    )  # the lost reply did not confirm it
+    # The lost report did not confirm the returned frame, so the server sends it again.
+    assert (sent[4, 2].accepted, sent[4, 2].returned) == (sent[3, 2].accepted, sent[3, 2].returned)
 
 
 def test_a_client_that_lost_its_model_receives_the_returned_frame_once():

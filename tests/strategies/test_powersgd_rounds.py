@@ -47,9 +47,7 @@ class Recorded(Federation):
         super().__init__(rules, strategy=RANK_1, **options)
         self.inputs = [torch.zeros(self.layout.numel) for _ in self.members]
         self.said: list[tuple] = []
-        self.lost: set[tuple[int, int, str]] = (
-            set()
-        )  # client, round and phase of replies that do not arrive
+        self.lost_reports: set[tuple[int, int, str]] = set()  # client, round and phase
         for client, member in enumerate(self.members):
             sum_updates(member, self.inputs[client])
 
@@ -58,7 +56,7 @@ class Recorded(Federation):
         self.said += zip(assignments, reports, strict=True)
         return [
             replace(r, kind="failed", frame=b"", stage="link", reason="lost")
-            if (a.client, a.round, a.phase) in self.lost
+            if (a.client, a.round, a.phase) in self.lost_reports
             else r
             for a, r in zip(assignments, reports, strict=True)
         ]
@@ -122,9 +120,8 @@ def test_announcements_sent_twice_are_counted_twice():
     federation = Recorded(replace(RULES, downlink="stc:density=20%"))
     federation.run(1)
     federation.said.clear()
-    federation.members[2].replica.restore(
-        federation.initial + 1, "elsewhere"
-    )  # its weights are not those that the server assumes
+    # A model version that the server does not know.
+    federation.members[2].replica.restore(federation.initial + 1, "elsewhere")
     (outcome,) = federation.run(1, 2)
     sent = [a for a, _ in federation.said if a.client == 2]
     assert [a.form for a in sent][1] == DENSE and sent[1].announced
@@ -184,7 +181,7 @@ def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None
 @for_each("phase", [LEFT, RIGHT])
 def test_a_lost_reply_in_either_phase_loses_no_update(phase):
     federation = Recorded(replace(RULES, participation=0.5))
-    federation.lost = {
+    federation.lost_reports = {
         (client, round, phase)
         for client in range(6)
         for round in range(1, 9)
@@ -202,7 +199,7 @@ def test_a_lost_reply_in_either_phase_loses_no_update(phase):
 
 def test_a_client_lost_between_the_phases_does_not_move_the_model():
     federation = Recorded()
-    federation.lost = {(2, 1, RIGHT)}
+    federation.lost_reports = {(2, 1, RIGHT)}
     (outcome,) = federation.run(1)
     assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [
         r.client for r in outcome.rejections
@@ -222,7 +219,7 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
 @for_each("phase", [LEFT, RIGHT])
 def test_a_phase_without_answers_does_not_move_the_model(phase):
     federation = Recorded()
-    federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
+    federation.lost_reports = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
         weights, right = federation.loop.broadcasts.weights.clone(), federation.strategy.right
         (outcome,) = federation.run(1, round)
@@ -372,7 +369,7 @@ def test_unset_uplink_and_memory_get_the_defaults_of_the_strategy(tmp_path):
         ),
         (
             {"strategy": "powersgd:rank=2"},
-            "no tensor of the model is larger than its factors of rank 2; give --strategy powersgd a lower rank",
+            "no tensor of the model is larger than its factors; give a lower rank",
         ),
         ({"strategy": "powersgd:rank=0"}, "rank is 0; give 1 to 254"),
         (

@@ -18,6 +18,7 @@ from fedcomp.strategies import StrategyConfig, available_strategies, robust, str
 from fedcomp.strategies.robust import UpdateMatrix
 
 RULES = StrategyConfig(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
+# Smallest number of clients in a round, minus (2f − 1).
 LEAST = {
     "median": 2,
     "trimmed-mean": 2,
@@ -25,7 +26,7 @@ LEAST = {
     "multi-krum": 4,
     "geometric-median": 2,
     "centered-clipping": 2,
-}  # beside 2f − 1
+}
 
 every_rule = pytest.mark.parametrize("name", NAMES)
 
@@ -171,7 +172,7 @@ def test_block_size_and_type_of_updates_do_not_change_the_result(name, front, mo
 @pytest.mark.parametrize("front", ["", ",mix=true"])
 @pytest.mark.parametrize("kind", ["honest", "far", "inverted"])
 def test_the_result_does_not_depend_on_the_order_of_clients(name, front, kind):
-    """Buckets are left out: they are drawn by position, so they depend on the order."""
+    """With buckets, the result depends on the order, because buckets are drawn by position."""
     x = clouds(kind, 13, 200, 2)
     shuffled = np.random.default_rng(1).permutation(x)
     y, z = (aggregated(rule(f"{name}:2{front}", 200), rows) for rows in (x, shuffled))

@@ -1,4 +1,4 @@
-"""A phase closes when all clients answered, a quorum was accepted, or the deadline passed. Updates outside the round are sent later."""
+"""A phase ends when all clients have answered, a quorum was accepted, or the deadline has passed. Late updates are sent again later."""
 
 from dataclasses import replace
 from functools import partial
@@ -93,9 +93,8 @@ def test_a_quorum_closes_a_round_and_rejects_the_other_clients(strategy, rules):
     for outcome in federation.loop.rounds(range(1, 6)):
         assert {a.client for a in outcome.accepted}.isdisjoint(r.client for r in outcome.rejections)
         assert len(outcome.accepted) + len(outcome.rejections) == len(outcome.cohort) == 6
-        assert len(outcome.accepted) == (
-            2 if len(list(federation.strategy.phases(1))) > 1 else 3
-        )  # of 6, and of the 3 asked again
+        # Half of the 6 clients; with two phases, half of these 3, rounded up.
+        assert len(outcome.accepted) == (2 if len(list(federation.strategy.phases(1))) > 1 else 3)
         assert all(r.stage == "quorum" and "(--quorum 0.5)" in r.reason for r in outcome.rejections)
         assert outcome.broadcast is not None and federation.loop.broadcasts.version != before
 

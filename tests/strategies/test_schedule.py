@@ -131,12 +131,12 @@ def test_budgets_are_proportional_to_bandwidths_with_the_mean_for_unknown_ones()
         (
             "identity",
             {"budget_bytes": 100},
-            "--budget changes the density of the uplink, but identity has no density; leave --budget out",
+            "--budget changes the density of the uplink codec, but --uplink identity has no density; leave --budget out",
         ),
         (
             "fp16",
             {"density_warmup": 2},
-            "--density-warmup changes the density of the uplink, but fp16 has no density",
+            "--density-warmup changes the density of the uplink codec, but --uplink fp16 has no density",
         ),
         (
             "stc",
@@ -152,7 +152,8 @@ def test_an_invalid_schedule_is_refused(spec, options, sentence):
 
 def test_the_error_for_a_small_budget_names_a_sufficient_one():
     with pytest.raises(
-        ConfigError, match="--budget of 50 bytes is too small for 3 clients; give at least"
+        ConfigError,
+        match="--budget of 50 bytes is too small for 3 clients in a round; give at least",
     ) as caught:
         made("stc", layout_of(1001), budget_bytes=50).for_clients(1, [0, 1, 2], {})
     enough = int(str(caught.value).partition("at least ")[2].partition(",")[0])
@@ -164,7 +165,7 @@ def test_the_error_for_a_short_time_names_a_sufficient_one(bandwidth):
     def lasting(seconds: float) -> Schedule:
         return made("stc", layout_of(1001), budget_s=seconds)
 
-    with pytest.raises(ConfigError, match="too short for client 1, which") as caught:
+    with pytest.raises(ConfigError, match="too short for client 1: it can send") as caught:
         lasting(1e-9).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
     said = str(caught.value).partition("at least ")[2]
     assert lasting(parse_duration(said)).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})

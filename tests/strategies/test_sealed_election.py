@@ -101,7 +101,7 @@ def test_the_model_equals_that_of_open_ballots(monkeypatch, tmp_path):
 
 
 def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
-    """No received bytes contain a ballot, a ballot without its last byte, or its complement. Open ballots are all contained."""
+    """The received bytes contain no sealed ballot in any form, but all open ballots."""
     wide = f"{TASK}:wide"
     sealed = run(monkeypatch, tmp_path, replace(SEALED, task=wide, rounds=2))
     received = b"\x00".join(report.pack() for report in sealed.reports)
@@ -127,7 +127,7 @@ def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
 
 
 def is_voted(heard: Heard, piece: bytes) -> bool:
-    """Return whether a piece of a ballot occurs only in votes, which is possible where all voters agree with it."""
+    """Return whether part of a ballot occurs only in votes, which is possible if the majority equals it."""
     return all(
         piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase)
     )
@@ -150,7 +150,7 @@ def test_an_equivocating_sender_is_named_and_excluded(monkeypatch, tmp_path):
     assert (list(rejections.clients), rejections.updates) == (
         [1],
         2,
-    ) and "does not open for voter" in rejections.reason
+    ) and "cannot decrypt the client's ballot" in rejections.reason
     assert len(lied.of(RECOUNT)) == 2 * 5
     silent = run(
         monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="malformed:clients=1"), "silent"
@@ -216,7 +216,7 @@ class Copycat(attacks.Attack):
 
 @dataclass(frozen=True)
 class LowOrder(attacks.Attack):
-    """An attack that signs cards with a point of low order, which has no shared key with others."""
+    """An attack that signs cards with a point of low order, for which nobody can encrypt a ballot."""
 
     name = "low-order"
 
@@ -273,7 +273,7 @@ def test_an_unjustified_complaint_excludes_the_voter(monkeypatch, tmp_path):
     (rejections,) = heard.summary.rejections
     assert (
         list(rejections.clients) == [3]
-        and "but this ballot opens" in rejections.reason
+        and "without a valid proof" in rejections.reason
         and not heard.of(RECOUNT)
     )
     assert heard.model == run(monkeypatch, tmp_path, once, "honest").model
@@ -287,7 +287,7 @@ def test_no_votes_are_requested_on_too_few_ballots(monkeypatch, tmp_path):
         and not heard.of(TALLY)
         and heard.summary.client_updates == 0
     )
-    assert any("only 2 partitions have valid ballots" in r.reason for r in heard.summary.rejections)
+    assert any("partitions with valid ballots is 2" in r.reason for r in heard.summary.rejections)
 
 
 @pytest.mark.parametrize(("clients", "strategy", "attack"), [
@@ -309,7 +309,9 @@ def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
         tmp_path,
         replace(SEALED, clients=clients, strategy=strategy, rounds=2, attack=attack),
     )
-    named = [r for r in heard.summary.rejections if "does not open for voter" in r.reason]
+    named = [
+        r for r in heard.summary.rejections if "cannot decrypt the client's ballot" in r.reason
+    ]
     assert [(list(r.clients), r.updates) for r in named] == [([1], 2)]
     assert (
         before.summary.client_updates == clients
@@ -317,11 +319,11 @@ def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
         and not heard.of(RECOUNT)
     )
     assert any(
-        "only 2 partitions have valid ballots" in r.reason and 1 not in r.clients
+        "partitions with valid ballots is 2" in r.reason and 1 not in r.clients
         for r in heard.summary.rejections
     )
     assert (
-        sum("only 2 partitions have valid ballots" in warning for warning in heard.summary.warnings)
+        sum("partitions with valid ballots is 2" in warning for warning in heard.summary.warnings)
         == 1
     )
 
@@ -344,7 +346,7 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
         for b in (2, 3)
     )
     assert (
-        "against 1 Byzantine client in a round, " in sealed
+        "against up to 1 Byzantine client in a round, " in sealed
         and "the server sees votes, message sizes and times" in sealed
     )
     assert "more than 2 clients absent" in sealed and "more than 4 clients absent" in one
@@ -400,7 +402,7 @@ def test_a_frame_of_another_round_is_rejected(monkeypatch, tmp_path, phase):
     ],
 )
 def test_no_invalid_answer_ends_a_run(monkeypatch, tmp_path, phase, how):
-    """Its sender is rejected. Another client equivocates, so that there is a recount."""
+    """Another client equivocates, so that there is a recount."""
     heard = run(
         monkeypatch,
         tmp_path,

@@ -102,7 +102,7 @@ def test_a_client_makes_no_ballot_if_the_server_did_not_announce_its_own_key():
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL[1:]})
-    with pytest.raises(ProtocolError, match="no state for phase 'ballots'"):
+    with pytest.raises(ProtocolError, match="data that phase 'ballots' needs"):
         client.ask(BALLOTS, {})
 
 
@@ -112,10 +112,10 @@ def test_a_voter_votes_only_on_one_set_of_ballots(opened):
     sealed = ballots_of(clients, cards)
     assert clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
     for more in ("0123", "01234", "012"):
-        with pytest.raises(ProtocolError, match="which a client answers only once"):
+        with pytest.raises(ProtocolError, match="a client answers only one"):
             clients[0].ask(TALLY, {s: sealed[s] for s in more})
     assert clients[0].ask(RECOUNT, {})
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(RECOUNT, {})
 
 
@@ -124,21 +124,21 @@ def test_a_voter_does_not_vote_after_it_refused_to_vote(opened):
     sealed = ballots_of(clients, cards)
     with pytest.raises(ProtocolError, match="would reveal the ballots"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01"})
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01234"})
 
 
 def test_a_sender_signs_one_ballot_for_a_slot(opened):
     clients, cards = opened
     ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
 
 
 def test_a_client_starts_no_round_twice_in_an_attempt_or_in_an_earlier_attempt(opened):
     client = opened[0][0]
     for round in (1, 0):
-        with pytest.raises(ProtocolError, match="asks for round"):
+        with pytest.raises(ProtocolError, match="server starts round"):
             client.open(round=round)
     client.open(B, round=1)  # a server that was restarted
     client.open(B, round=2)
@@ -169,16 +169,16 @@ def test_a_restarted_client_knows_which_phases_it_answered(opened):
             1, 0.0, {name: bytes(value) for name, value in clients[0].round_state.values.items()}
         ),
     )
-    with pytest.raises(ProtocolError, match="which a client answers only once"):
+    with pytest.raises(ProtocolError, match="a client answers only one"):
         again.ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
-    with pytest.raises(ProtocolError, match="already signed messages of round 1"):
+    with pytest.raises(ProtocolError, match="client signed messages of round 1"):
         again.open()
 
 
 def test_a_ballot_is_sealed_only_for_voters_in_the_announced_row(opened):
     clients, cards = opened
     foreign = Card.make(slot(A, 1, 0), 9, RING.signer(9))
-    with pytest.raises(ProtocolError, match="for client 9, which is not one of the voters"):
+    with pytest.raises(ProtocolError, match="for client 9, which is not a voter"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL} | {"9": foreign.data})
 
 
@@ -201,7 +201,7 @@ def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
 def test_a_row_with_unequal_weights_is_refused(parts):
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
-    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
+    with pytest.raises(ProtocolError, match="announced row"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
@@ -209,7 +209,7 @@ def test_a_row_with_unequal_weights_is_refused(parts):
 def test_partitions_must_have_the_numbers_of_the_code(numbers):
     """The random signs of a missing ballot depend on the number: a server that chooses the number would choose the signs."""
     row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
-    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
+    with pytest.raises(ProtocolError, match="announced row"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
@@ -225,7 +225,7 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
         )
         cards.append({sender: sent[sender * CARD : (sender + 1) * CARD] for sender in range(9)})
     sealed = ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="only 1 partitions have valid ballots"):
+    with pytest.raises(ProtocolError, match="partitions with valid ballots is 1"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
     assert clients[1].ask(TALLY, {s: sealed[s] for s in "036"})
 
@@ -301,7 +301,7 @@ def test_complaints_are_sent_even_if_too_few_ballots_open(opened):
     assert SealedBallot.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(
         0, cards[0][1][:KEY], private
     )
-    with pytest.raises(ProtocolError, match="only 2 partitions have valid ballots"):
+    with pytest.raises(ProtocolError, match="partitions with valid ballots is 2"):
         clients[0].ask(RECOUNT, {})
 
 
@@ -310,7 +310,9 @@ def test_a_client_refuses_to_train_with_other_terms():
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
     row = {ROW: CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL)).pack()}
     for other in (terms_of("", "", 0.5), terms_of("", "f", 1.0), terms_of("{}", "", 1.0), ""):
-        with pytest.raises(ProtocolError, match="with another model or other options"):
+        with pytest.raises(
+            ProtocolError, match="model or the options of this client.s assignment differ"
+        ):
             One(0).ask(CARDS, row | keys | {TERMS: other.encode()})
 
 

@@ -64,11 +64,10 @@ class Recorded(Federation):
             torch.zeros(len(self.members), self.layout.numel, dtype=torch.float64) for _ in range(2)
         )
         self.said: list[tuple[Assignment, Report]] = []
-        self.lost: set[tuple[int, int, str]] = (
-            set()
-        )  # client, round and phase of replies that do not arrive
-        self.deaf: set[tuple[int, int, str]] = set()  # likewise, of assignments that do not arrive
-        self.twice: set[tuple[int, int, str]] = set()  # likewise, of assignments that arrive twice
+        # As (client, round, phase):
+        self.lost_reports: set[tuple[int, int, str]] = set()
+        self.lost_assignments: set[tuple[int, int, str]] = set()
+        self.repeated_assignments: set[tuple[int, int, str]] = set()
         self.refused = 0
         for client, member in enumerate(self.members):
             member.trainer.engine = SequentialJobs(Drawn())
@@ -78,12 +77,16 @@ class Recorded(Federation):
         sum_updates(self.members[client], self.inputs[client])
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        super().handle([a for a in assignments if (a.client, a.round, a.phase) in self.twice])
-        heard = [a for a in assignments if (a.client, a.round, a.phase) not in self.deaf]
+        super().handle(
+            [a for a in assignments if (a.client, a.round, a.phase) in self.repeated_assignments]
+        )
+        heard = [
+            a for a in assignments if (a.client, a.round, a.phase) not in self.lost_assignments
+        ]
         reports = {report.client: report for report in super().handle(heard)}
         self.said += [(a, reports[a.client]) for a in heard]
         sent = [
-            None if (a.client, a.round, a.phase) in self.lost else reports.get(a.client)
+            None if (a.client, a.round, a.phase) in self.lost_reports else reports.get(a.client)
             for a in assignments
         ]
         return [
@@ -243,9 +246,9 @@ def test_the_default_downlink_sends_the_update_without_loss():
     [(UPLINKS[0], "identity"), (UPLINKS[2], "stc:density=10%"), (UPLINKS[3], "stc:density=10%")],
 )
 def test_no_part_of_an_update_is_lost(uplink, downlink):
-    """Σ applied + Σ v + the server's memory = Σ inputs, with lost replies and changing cohorts."""
+    """The sum of all inputs is in the model, in the clients' vectors v and in the server's residual."""
     federation = Recorded(replace(RULES, uplink=uplink, downlink=downlink, participation=0.5))
-    federation.lost = {
+    federation.lost_reports = {
         (client, round, phase)
         for client in range(6)
         for round, phase in [(3, SKETCH), (5 + client, VALUES)]
@@ -295,7 +298,7 @@ def test_unsent_coordinates_accumulate_momentum_and_sent_ones_start_from_zero():
 @pytest.mark.parametrize(("phase", "uplink"), [(SKETCH, UPLINKS[1]), (VALUES, UPLINKS[3])])
 def test_a_lost_reply_in_either_phase_loses_no_update(phase, uplink):
     federation = Recorded(replace(RULES, uplink=uplink, participation=0.5))
-    federation.lost = {
+    federation.lost_reports = {
         (client, round, phase)
         for client in range(6)
         for round in range(1, 9)
@@ -308,7 +311,7 @@ def test_a_lost_reply_in_either_phase_loses_no_update(phase, uplink):
 
 def test_a_client_lost_between_the_phases_sends_its_whole_update_later():
     federation = Recorded(replace(RULES, uplink=WIDE))
-    federation.lost = {(2, 1, VALUES)}
+    federation.lost_reports = {(2, 1, VALUES)}
     (outcome,) = federation.run(1)
     assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [
         r.client for r in outcome.rejections
@@ -329,10 +332,10 @@ def test_a_client_lost_between_the_phases_sends_its_whole_update_later():
 def test_lost_and_repeated_assignments_take_effect_once(phase):
     federation = Recorded(replace(RULES, participation=0.5))
     everybody = [(client, round) for client in range(6) for round in range(1, 11)]
-    federation.deaf = {
+    federation.lost_assignments = {
         (client, round, phase) for client, round in everybody if (client + round) % 4 == 0
     }
-    federation.twice = {
+    federation.repeated_assignments = {
         (client, round, phase) for client, round in everybody if (client + round) % 4 == 1
     }
     federation.run(10)
@@ -342,7 +345,10 @@ def test_lost_and_repeated_assignments_take_effect_once(phase):
 
 def test_returned_frames_are_sent_until_a_client_confirms_them():
     federation = Recorded()
-    federation.deaf, federation.lost = {(1, 2, SKETCH)}, {(2, 2, SKETCH), (2, 3, SKETCH)}
+    federation.lost_assignments, federation.lost_reports = (
+        {(1, 2, SKETCH)},
+        {(2, 2, SKETCH), (2, 3, SKETCH)},
+    )
     federation.run(4)
     told = {
         (a.client, a.round): (a.accepted, a.returned)
@@ -440,7 +446,11 @@ def test_no_mixture_of_faults_loses_an_update(seed):
         np.random.default_rng(seed),
         Recorded(replace(RULES, participation=0.5, uplink=UPLINKS[seed])),
     )
-    for mishaps in (federation.lost, federation.deaf, federation.twice):
+    for mishaps in (
+        federation.lost_reports,
+        federation.lost_assignments,
+        federation.repeated_assignments,
+    ):
         mishaps |= {
             (client, round, phase)
             for client in range(6)
@@ -464,7 +474,7 @@ def test_no_mixture_of_faults_loses_an_update(seed):
 @for_each("phase", [SKETCH, VALUES])
 def test_a_phase_without_answers_does_not_move_the_model(phase):
     federation = Recorded()
-    federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
+    federation.lost_reports = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
         weights = federation.loop.broadcasts.weights.clone()
         (outcome,) = federation.run(1, round)
@@ -578,7 +588,7 @@ def test_updates_near_the_largest_float32_leave_a_finite_model(seeds):
         (
             {"uplink": "sketch:density=1/10"},
             {},
-            "has density=0.01, but --uplink has density=0.1; give --strategy sketched-sgd:density=0.1",
+            "has density=0.01, but --uplink has density=0.1; leave the density of --uplink out, or give --strategy sketched-sgd:",
         ),
         (
             {"memory": "none"},

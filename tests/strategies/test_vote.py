@@ -135,7 +135,7 @@ def test_an_update_of_zeros_votes_with_random_signs():
 @for_each("changes, fix", [
     ({"uplink": "stc"}, "leave --uplink out"),
     ({"weights": "examples"}, "leave --weights out"),
-    ({"lr": 1e300}, "the step of every coordinate is --lr 1e[+]300 times --server-lr 1"),
+    ({"lr": 1e300}, "--strategy vote changes every weight by --lr 1e[+]300 times --server-lr 1"),
     ({"lr": 1e30, "server_lr": 1e30}, "exceeds the range of float32"),
     ({"downlink": "stc"}, "give --downlink-memory residual"),
     ({"downlink": "topk:density=1%"}, "leave --downlink out"),

@@ -90,7 +90,7 @@ def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder
     device, ids = torch.device(options["device"]), ("client", "partition_id", "partitions")
     own = *(options[name] for name in ids), roster, options["sealed"]
     setup = ClientSetup(task, data_of(task, "train"), device, *own)
-    key = Enrolment.read(options["enrolment"]).pair[0] if options["enrolment"] else None
+    key = Enrolment.read(options["enrolment"]).key_pair[0] if options["enrolment"] else None
     folder = StateFolder(path)
     try:
         yield DeployedClient(setup, folder, key), folder

@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ...clients import device_state
 from ...clients.replica import NeedDense, Replica
-from ...clients.session import EncodingSession, HostedStates
+from ...clients.session import ClientStates, EncodingSession
 from ...clients.state import ClientState
 from ...codecs import codec
 from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
@@ -214,7 +214,7 @@ class AppClient:
         self.replica.restore(self.replica.weights, "")
         memory = memory_of(run["memory"], codec(run["uplink"]), vector.numel, vector)
         self.state = ClientState(memory, self.replica.version)
-        states = HostedStates()
+        states = ClientStates()
         states.by_client[id] = self.state
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
