@@ -137,6 +137,15 @@ class Robust(RoundStrategy):
 class ByCoordinate(Robust):
     """A rule that sorts the values of each coordinate, and averages the values in a range of ranks."""
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        sparse = getattr(self.uplink, "density", 1.0) < 0.5 and not self.uplink.shares_seed
+        if sparse and not self.options.mix:
+            self.warn(
+                f"--strategy {self.name} loses values that only a few clients send, and with --uplink {self.uplink} each client "
+                f"sends different coordinates; give --strategy {self.name}:mix=true, or --uplink eden:bits=1,damped=true"
+            )
+
     @abstractmethod
     def ranks(self, vectors: int) -> tuple[int, int]:
         """Return the range of ranks (start, stop) to average; rank 0 is the smallest value."""

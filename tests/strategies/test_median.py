@@ -5,7 +5,8 @@ from cases import for_each
 from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp import RunConfig
-from fedcomp.strategies import resolved
+from fedcomp.layout import Layout
+from fedcomp.strategies import StrategyConfig, resolved, strategy
 
 SIZES = [(3, 1), (5, 2), (10, 4), (11, 3), (20, 2)]
 
@@ -57,3 +58,21 @@ def test_without_byzantine_clients_the_trimmed_mean_is_the_mean():
 def test_the_default_uplink_sends_every_coordinate_unless_mixed(text, uplink):
     assert resolved(RunConfig(strategy=text)).uplink == uplink
     assert resolved(RunConfig(strategy=text, uplink="stc:density=10%")).uplink == "stc:density=10%"
+
+
+@for_each("name", ["median", "trimmed-mean"])
+@for_each(
+    "options, uplink, warned",
+    [
+        ("", "stc:density=1/100", True),
+        ("", "topk:density=10%@layer", True),
+        ("", "topk:density=90%", False),
+        ("", "eden:bits=1,damped=true", False),
+        (",mix=true", "stc:density=1/100", False),
+    ],
+)
+def test_a_sparse_uplink_gives_a_warning(name, options, uplink, warned):
+    heard = []
+    config = StrategyConfig(uplink=uplink, memory="none")
+    strategy(f"{name}:f=1{options}", config, Layout.flat(500), warn=heard.append)
+    assert [f"--strategy {name} loses values" in sentence for sentence in heard] == [True] * warned
