@@ -648,7 +648,7 @@ def test_a_resumed_run_needs_the_same_network_values(tmp_path):
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
         RunFolderError,
-        match="--network .* has other values than at the start of the run; restore the values",
+        match="--network .* differs from the network at the start of the run; restore that network",
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)
