@@ -76,8 +76,8 @@ class MultiDevice(Engine):
             self._copies[key] = tensor, tensor.to(self.engines[i].device)
         return self._copies[key][1]
 
-    def resident(self, data: Examples) -> Examples:
-        return self.engines[0].resident(data)
+    def place_data(self, data: Examples) -> Examples:
+        return self.engines[0].place_data(data)
 
     def close(self) -> None:
         self._threads.shutdown()

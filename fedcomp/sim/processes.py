@@ -235,7 +235,7 @@ class WorkerEngine(Engine):
         trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
         return (updates if len(trained) == len(jobs) else updates[trained]), results
 
-    def resident(self, data: Examples) -> Examples:
+    def place_data(self, data: Examples) -> Examples:
         """Return a copy of the data in shared memory, from which this process and the workers read."""
         if not isinstance(data, Data):
             return data

@@ -184,7 +184,7 @@ class Simulation(PreparedRun):
         train = self.train.to(self.device)
         del self.train, self.model, self.weights  # free memory early
         self.engine = self._engine(model, weights, train, max(shards, key=len))
-        train = self.engine.resident(train)
+        train = self.engine.place_data(train)
         self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
         algorithm = self.strategy.client_algorithm

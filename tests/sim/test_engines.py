@@ -72,7 +72,7 @@ def test_both_engines_return_equal_updates_losses_and_traces():
     found = []
     for engine in (one_by_one, together):
         mine = jobs(start)
-        updates, results = engine.train(start, engine.resident(examples()), mine, SGD, seed=0)
+        updates, results = engine.train(start, engine.place_data(examples()), mine, SGD, seed=0)
         assert updates.shape == (3, 52) and all(isinstance(result, JobResult) for result in results)
         found.append(
             (

@@ -61,7 +61,7 @@ def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two):
     """With dropout, running statistics, kept momentum, moments, batches of two sizes, and data in shared memory."""
     data, one_by_one = worker_tasks.examples(), serial("minded")
     start = start_of(one_by_one)
-    assert_same(two_rounds(two, start, two.resident(data)), two_rounds(one_by_one, start, data))
+    assert_same(two_rounds(two, start, two.place_data(data)), two_rounds(one_by_one, start, data))
     flipped = Data(data.inputs, 3 - data.targets)
     assert_same(two_rounds(two, start, flipped), two_rounds(one_by_one, start, flipped))
     assert len({worker.process.pid for worker in two.workers}) == 2
