@@ -100,7 +100,7 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
     )
     assert (
         result.exit_code == 2
-        and "task 'plain pictures' has no augmentation; leave the flag out"
+        and "task 'plain pictures' has no augmentation; leave --augment out"
         in " ".join(result.output.split())
     )
     assert not run.exists()

@@ -222,7 +222,7 @@ def shift(generator: np.random.Generator, count: int) -> np.ndarray:
 def test_augmentation_is_checked_only_with_augment():
     check(GOOD, 20)
     with pytest.raises(
-        ConfigError, match="^--augment: task 'toy' has no augmentation; leave the flag out"
+        ConfigError, match="^--augment: task 'toy' has no augmentation; leave --augment out"
     ):
         check(GOOD, 20, augment=True)
     shifted = dataclasses.replace(GOOD, augment=Augmentation(shift, torch.add))
@@ -340,7 +340,7 @@ class Counting:
         ({"accuracy": lambda outputs, targets: 1j}, "got complex; expected a number"),
         (
             {"model": lambda: nn.Linear(4, 1), "accuracy": None},
-            "the model has 1 output, whose cross-entropy is always 0; give the task another loss",
+            "the model has 1 output, for which the cross-entropy is always 0; give the task another loss",
         ),
         (
             {
@@ -370,7 +370,7 @@ def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(cha
             {"metrics": [lambda outputs, targets: 0.0]},
             "task 'toy': metrics is of type list; give a dict",
         ),
-        ({"name": 5}, "the name of a task is of type int; give a string"),
+        ({"name": 5}, "the name of a task must be a string, not int"),
         ({"train_fn": 5}, "task 'toy': train_fn is of type int; give a function"),
         (
             {"train_fn": lambda model, data: {"loss": 1.0}},
