@@ -72,8 +72,8 @@ class Task:
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces
-    the evaluation, also on clients (--evaluate clients). Both return a dict of numbers with at least the key "loss". If `train_fn` returns a
-    number "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers are metrics:
+    the evaluation, also on clients (--evaluate clients). Both return a dict of numbers with at least the key "loss". If `train_fn` returns
+    a number "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers are metrics:
     at most 64, with names of at most 64 bytes.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot

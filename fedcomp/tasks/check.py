@@ -289,7 +289,7 @@ def _shapes(batch: Batch) -> str:
 
 
 def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any:
-    """Return the model's output for a batch. Raises TaskError if the model fails or if its output has no `.loss` and no tensor of logits."""
+    """Return the model's output for a batch. Raises TaskError if the model fails, or returns neither a loss nor a tensor of outputs."""
     for name in batch.inputs if isinstance(batch.inputs, dict) else ():
         if name != task.target and not forward_takes(model, name):
             raise TaskError(

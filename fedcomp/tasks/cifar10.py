@@ -109,7 +109,7 @@ def network() -> nn.Module:
 
 @builtin_task("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
-    """Return the task to train VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised by its mean and standard deviation."""
+    """Return the task to train VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised."""
     return Task(
         "cifar10-vgg11s", network, *splits(images(data).standardised), augment=CROP_AND_FLIP
     )
@@ -117,7 +117,7 @@ def vgg11s(data: Path | None) -> Task:
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
-    """Return the task to train ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised by its mean and standard deviation."""
+    """Return the task to train ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised."""
     return Task(
         "cifar10-resnet18", ResNet18, *splits(images(data).standardised), augment=CROP_AND_FLIP
     )

@@ -196,7 +196,8 @@ def test_valid_and_invalid_values_of_device(monkeypatch):
     assert devices.parse_devices("cuda") == [torch.device("cuda")] == devices.parse_devices("auto")
     for asked in ("cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda:0", "cpu,cpu", "auto,cuda:1"):
         with pytest.raises(
-            ConfigError, match="different GPUs by their numbers; give a list such as cuda:0,cuda:1"
+            ConfigError,
+            match="each GPU by its number, and only once; give a list such as cuda:0,cuda:1",
         ):
             devices.parse_devices(asked)
     for asked in ("cuda:0,", ",", "cuda:0;cuda:1", "cuda:0,cuda:2"):
