@@ -19,12 +19,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from .. import seeds
 from ..config import RunConfig
 from ..errors import RunFolderError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
 from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
@@ -53,8 +52,9 @@ class VirtualClock(Clock):
         self.limit_s = None  # time limit of the exchange; None: no limit
         self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s = 0.0  # start of the exchange, since the start of the run
-        self._round_s = 0.0  # from the last call of `take` to the start of the exchange
         self._taken_s = 0.0  # last call of `take`, since the start of the run
+        # From the last call of `take` to the start of the exchange. The difference `_began_s - _taken_s` would be less exact.
+        self._round_s = 0.0
 
     @property
     def time_s(self) -> float:  # type: ignore[override]
@@ -76,15 +76,16 @@ class VirtualClock(Clock):
 
     def wait(self, seconds: float) -> None:
         self._settle()
-        self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
+        self._began_s += seconds
+        self._round_s += seconds
 
     def move_to(self, time_s: float) -> None:
         self.elapsed_s, self._began_s, self._round_s = 0.0, time_s, time_s - self._taken_s
 
     def take(self) -> float:
         self._settle()
-        taken, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
-        return taken
+        taken_s, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
+        return taken_s
 
     def _settle(self) -> None:
         self._began_s += self.elapsed_s
@@ -293,9 +294,7 @@ class Timing:
         }
         return {}, {STATE: json.dumps(state).encode()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Continue from the state that `take_changes` returned.
 
         Raises RunFolderError if the state belongs to another network, and ValueError, KeyError or TypeError if the state is malformed.

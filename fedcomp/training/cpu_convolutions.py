@@ -36,7 +36,7 @@ def set_memory_format(model: nn.Module, channels_last: bool) -> None:
     model.to(memory_format=memory_format)  # type: ignore[call-overload]
 
 
-LAYERS = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+FUSIBLE = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]  # types of layers that a PooledConvolution replaces
 
 
 class PooledConvolution(nn.Module):
@@ -128,14 +128,12 @@ def flat_layers(model: nn.Module) -> Iterator[nn.Module]:
         yield model
 
 
-def _fused(layers: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def _fused(layers: Sequence[Any]) -> Iterator[nn.Module]:
     while layers:
-        match layers[:3]:
-            case [nn.Conv2d() as convolution, nn.ReLU(), nn.MaxPool2d() as maximum] if [
-                type(layer) for layer in layers[:3]
-            ] == LAYERS and not maximum.return_indices:
-                yield PooledConvolution(convolution, maximum)
-                layers = layers[3:]
-            case _:
-                yield layers[0]
-                layers = layers[1:]
+        types = [type(layer) for layer in layers[:3]]
+        if types == FUSIBLE and not layers[2].return_indices:
+            yield PooledConvolution(layers[0], layers[2])
+            layers = layers[3:]
+        else:
+            yield layers[0]
+            layers = layers[1:]

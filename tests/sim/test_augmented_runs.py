@@ -90,7 +90,7 @@ def test_augmentation_in_an_election_is_keyed_by_the_partition(tmp_path):
     serial, batched, unchanged = (weights(tmp_path / name) for name in ways)
     assert (
         (batched != serial).float().mean() < 0.01 < (unchanged != serial).float().mean()
-    )  # rounding can change votes that are nearly ties
+    )  # rounding can change close votes
 
 
 def test_a_task_without_augmentation_refuses_the_flag(tmp_path):

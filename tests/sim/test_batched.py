@@ -58,7 +58,7 @@ def frozen_below() -> nn.Module:
 
 
 def doubled() -> nn.Module:
-    """A layer whose output a hook doubles."""
+    """Return a layer with a hook that doubles its output."""
     model = nn.Linear(12, 4)
     model.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model

@@ -1,4 +1,4 @@
-"""The batched engine compared with the serial one: models of every batched form, low precision, and too little memory."""
+"""The batched engine has the results of the serial engine: with every method for gradients, low precision, and too little memory."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def flattened(layer, x):
     return layer(x).view(x.size(0), -1)
 
 
-MODELS = {  # model and the method for its gradients
+MODELS = {  # model, method for its gradients
     "network": (network, MAPPED),
     "tied, frozen": (tied_and_frozen, MAPPED),
     "resnet": (lambda: ResNet18(2, 4), MAPPED),
@@ -188,16 +188,16 @@ def test_training_changes_neither_the_model_nor_the_start_weights():
     )
 
 
-# Memory: a limit in place of the first operation of a step. All other code is that of the engine.
+# Lack of memory, simulated by an error in the first operation of a step.
 
 
-def limited(monkeypatch, most: int, tell: Exception) -> list[int]:
-    """Let steps of more than `most` clients run out of memory. Return a list that collects the number of clients of each step."""
+def limited(monkeypatch, max_clients: int, error: Exception) -> list[int]:
+    """Let steps of more than `max_clients` clients raise `error`. Return a list that collects the number of clients of each step."""
     sizes, gradients = [], BatchedEngine._gradients
 
     def bounded(self, parameters, data, batch, sgd):
-        if len(batch[0]) > most:
-            raise tell
+        if len(batch[0]) > max_clients:
+            raise error
         sizes.append(len(batch[0]))
         return gradients(self, parameters, data, batch, sgd)
 

@@ -1,4 +1,4 @@
-"""Engines that train in this process fulfil the interface of training.engine.Engine. Model and device determine the chosen engine."""
+"""Engines that train in the main process fulfil the interface of training.engine.Engine. Model and device determine the engine."""
 
 import dataclasses
 
@@ -148,7 +148,9 @@ def test_the_engine_is_chosen_by_model_and_device(monkeypatch, make, asked, thre
 
 def test_the_serial_engine_is_used_if_it_is_requested(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    config = RunConfig(engine="serial", optimizer="adamw")  # adamw cannot be batched
+    config = RunConfig(
+        engine="serial", optimizer="adamw"
+    )  # the batched engine does not support adamw
     assert chosen(config, nn.Linear(2, 2), CPU).engine == "serial"
 
 

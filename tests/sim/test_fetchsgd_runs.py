@@ -1,4 +1,4 @@
-"""Runs of FetchSGD learn, with every type of cell. Interruptions, and real instead of virtual clients, do not change them."""
+"""Runs of FetchSGD learn with every type of cell, and are the same after interruptions and with real instead of virtual clients."""
 
 import sqlite3
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_checkpoints_contain_two_sketches_and_no_vectors_of_clients(tmp_path):
     state.close()
     assert sizes["weights"] == 4 * 42
     vectors = {name for name in sizes if name.startswith(("client/", "strategy/")) and "." in name}
-    assert not vectors  # of clients, whose records are named client/ID
+    assert not vectors  # records of clients are named client/ID
     assert sizes["strategy/momentum"] == sizes["strategy/error"] == 4 * 72
 
 

@@ -1,4 +1,4 @@
-"""Runs with memories that have state only on clients: interruptions and real clients do not change them."""
+"""Runs with memories whose state is on clients only are the same after interruptions and with real instead of virtual clients."""
 
 from dataclasses import replace
 

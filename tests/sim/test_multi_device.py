@@ -1,4 +1,4 @@
-"""Cohorts divided among several devices, represented by engines on the CPU with one thread each."""
+"""Cohorts are divided among several devices. In the tests, each device is an engine on the CPU with one thread."""
 
 import threading
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_the_update_of_a_failed_client_is_left_out():
     asked = jobs(4)
     asked[1] = asked[1]._replace(
         batches=[batch + 1000 for batch in asked[1].batches]
-    )  # there are no such examples
+    )  # indices beyond the data
     updates, results = engine.train(start, images(), asked, SGD, seed=0)
     assert [isinstance(result, Exception) for result in results] == [
         False,
@@ -129,7 +129,7 @@ VARIANTS = {
 
 
 def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDevice | None:
-    """Run a simulation whose --device stands for `count` CPUs. Return its engine if there are several."""
+    """Run a simulation in which `--device` means `count` CPUs. Return its engine if there are several."""
     made, begin = [], MultiDevice.__init__
 
     def noted(self, *given):

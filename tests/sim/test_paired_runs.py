@@ -1,4 +1,4 @@
-"""Runs whose memories have a counterpart on the server: interruptions do not change them, and checkpoints write only what changed."""
+"""Runs whose memories have a counterpart on the server are the same after interruptions, and write only changes to checkpoints."""
 
 from dataclasses import replace
 

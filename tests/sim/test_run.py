@@ -1,4 +1,4 @@
-"""Interruptions do not change a run, an error of a client rejects its reply, and an error of the user is one line."""
+"""Runs are the same after interruptions, an error of a client rejects its reply, and an error of the user is one line."""
 
 import gc
 import json
@@ -208,7 +208,7 @@ def partitioned(rules: StrategyConfig, clients: int) -> Federation:
 
 @pytest.mark.slow
 def test_virtual_clients_that_missed_rounds_download_the_same_as_real_ones(tmp_path):
-    """Virtual clients share one copy of the model. When one of them downloads the dense model, the copy is newer than the others expect."""
+    """Virtual clients have one copy of the model. After one has downloaded the dense model, the copy is newer than the others expect."""
     rules = StrategyConfig(
         participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
@@ -525,7 +525,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_by_the_serial_engine(tmp_path)
 
 @pytest.mark.parametrize("partition", ["iid", "natural"])
 def test_a_loss_that_branches_only_on_large_batches_is_trained_serially(tmp_path, partition):
-    """The first client has too few examples to show the branch, so the engine is tried on the client with the most examples."""
+    """The first client has too few examples to reach the branch. The trial of the engine uses the client with the most examples."""
     config = replace(TINY, task=f"{TASKS}:mined", partition=partition, participation=1.0, rounds=4)
     watched = Records()
     simulate(replace(config, out=out(tmp_path, "whole")), watched)

@@ -76,7 +76,7 @@ class Oracle:
 
 @for_each("server_lr, epochs", [(1.0, 0), (0.5, 0), (1.0, 1)])
 def test_without_compression_results_equal_the_papers_algorithm(server_lr, epochs):
-    """With local steps, or with epochs, for which K is the number of their steps."""
+    """With local steps, or with epochs, where the paper's K is the number of steps in the epochs."""
     rules, sgd = replace(DENSE, server_lr=server_lr), replace(SGD, epochs=epochs)
     federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6, sgd)
     for member in federation.members:

@@ -1,4 +1,4 @@
-"""Schedules in whole runs: after interruptions, in every engine, and followed by clients."""
+"""Schedules in whole runs: clients follow them, in every engine and after interruptions."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Runs with a server optimizer: steps with compression, the same bytes after an interruption, and refused options."""
+"""Runs with a server optimizer: with compression, after an interruption, and with options that are refused."""
 
 from dataclasses import replace
 

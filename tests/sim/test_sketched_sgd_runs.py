@@ -1,4 +1,4 @@
-"""Runs of sketched SGD: interruptions, and real instead of virtual clients, do not change them."""
+"""Runs of sketched SGD are the same after interruptions and with real instead of virtual clients."""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ class Pairs(Dataset):
 
 
 class Halves(nn.Module):
-    """A model that takes the two halves of the inputs as keyword arguments."""
+    """A model whose keyword arguments are the two halves of the inputs."""
 
     def __init__(self):
         super().__init__()

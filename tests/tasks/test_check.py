@@ -303,7 +303,9 @@ def test_changing_buffers_are_named_unless_they_are_recalibrated():
     layer = nn.Linear(3, 3)
     nn.init.orthogonal_(layer.weight)
     with torch.no_grad():
-        layer.weight[0] *= 1.001  # close singular values: the vectors are still far from converged
+        layer.weight[0] *= (
+            1.001  # singular values so close that the power iteration converges slowly
+        )
     spectral = nn.utils.parametrizations.spectral_norm(layer)
     assert named(spectral) == ["1.parametrizations.weight.0._u", "1.parametrizations.weight.0._v"]
 
@@ -349,7 +351,7 @@ class Counting:
                 "loss": nn.functional.mse_loss,
                 "accuracy": None,
             },
-            "outputs float32 [2, 1] and targets float32 [2] have different shapes; give targets of",
+            "outputs float32 [2, 1] and targets float32 [2] have different shapes, so the loss would compare",
         ),
         (
             {"accuracy": lambda outputs, targets: torch.tensor(1j)},

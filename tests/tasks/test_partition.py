@@ -18,7 +18,7 @@ def labelled(labels, groups=None) -> Data:
 
 
 def unequal(n: int, classes: int = 10, seed: int = 0) -> np.ndarray:
-    """Return `n` labels in random order. The sizes of the classes differ about as much as in MNIST."""
+    """Return `n` labels in random order, with classes of different sizes, about as in MNIST."""
     rng = np.random.default_rng(seed)
     share = 1 + 0.2 * np.sin(np.arange(classes))
     return rng.permutation(
