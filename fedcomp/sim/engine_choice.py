@@ -92,7 +92,7 @@ class EngineChoice:
         obstacle = batching_obstacle(config, task, data, model)
         if config.engine == "batched" and obstacle:
             raise ConfigError(
-                f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
+                f"--engine batched does not support {obstacle}; give --engine {unbatched_engine(device)}"
             )
         if config.engine == "auto" and unbatched_reason(config, task, data, model, device):
             return cls.unbatched(model, device, config)
@@ -140,25 +140,26 @@ def unbatched_reason(
     nn.Linear and nn.Embedding layers, except for large multilayer perceptrons.
     """
     if obstacle := batching_obstacle(config, task, data, model):
-        return f"clients cannot be batched {obstacle}"
+        return f"the batched engine does not support {obstacle}"
     if device.type == "cuda":
         several = clients_at_once(model, device, largest_batch(config)) > 1
         return "" if several else "two clients do not fit into a quarter of the GPU's memory"
     if not _is_dense(model):
-        return "on a CPU, only Linear and Embedding layers are batched"
-    return "on a CPU, large Linear layers are not batched" if _is_large_perceptron(model) else ""
+        return "on a CPU, the batched engine is used only for Linear and Embedding layers"
+    slower = "on a CPU, the batched engine is slower for large models of Linear layers"
+    return slower if _is_large_perceptron(model) else ""
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
-    """Return what prevents the batched engine from training this run, such as "with --optimizer adamw", or "" if nothing does."""
+    """Return the part of a run that the batched engine does not support, such as "--optimizer adamw", or "" if there is none."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
-        "with a train_fn": task.train_fn is not None,
-        "with the task's own optimizer": task.optimizer is not None,
-        f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
-        "with --accumulate, --step-schedule or float16": not sgd.uses_descend,
-        "with data that is read batch by batch": isinstance(data, LazyData),
-        "with several model inputs": isinstance(data, Data) and not isinstance(data.inputs, Tensor),
+        "a train_fn": task.train_fn is not None,
+        "the task's own optimizer": task.optimizer is not None,
+        f"--optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
+        "--accumulate, --step-schedule or float16": not sgd.uses_descend,
+        "data that is read batch by batch": isinstance(data, LazyData),
+        "several model inputs": isinstance(data, Data) and not isinstance(data.inputs, Tensor),
     }
     applying = (obstacle for obstacle, applies in obstacles.items() if applies)
     return next(applying, "") or next(filter(None, map(_obstacle, model.modules())), "")
@@ -235,17 +236,17 @@ def _is_large_perceptron(model: nn.Module) -> bool:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be batched, or "" if it can."""
+    """Return a description of a layer that the batched engine does not support, or "" if it supports the layer."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"with the recurrent layer {name}"
+        return f"the recurrent layer {name}"
     rate = getattr(module, "dropout", 0.0)
     if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
-        return f"with {name}, which draws random numbers"
+        return f"{name}, which draws random numbers"
     if getattr(module, "running_mean", None) is not None:
-        return f"with {name}, which keeps running statistics"
+        return f"{name}, which keeps running statistics"
     if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
-        return f"with an {name} that has sparse gradients or max_norm"
+        return f"an {name} that has sparse gradients or max_norm"
     return ""
 
 

@@ -39,7 +39,8 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5  # time for which the main process trains clients before it starts workers
 # The run fails if this number of workers in a row die before they have loaded the task.
 MAX_FAILED_STARTS = 3
-# The run also fails after this number of deaths per worker (but at least 3 times this number) without a trained client in between.
+# The run also fails after too many deaths without a trained client in between: this number times the number of workers, or times 3 if
+# there are fewer workers.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -55,7 +56,7 @@ def is_available() -> bool:
 
 
 def unbatched_engine(device: torch.device) -> str:
-    """Return the engine for a model that cannot be batched: "processes" on a CPU with several cores, else "serial"."""
+    """Return the engine for runs without the batched engine: "processes" on a CPU with several cores, else "serial"."""
     uses_workers = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
     return "processes" if uses_workers else "serial"
 

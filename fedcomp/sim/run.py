@@ -72,7 +72,7 @@ def simulate(
     """
     simulation = None
     try:
-        # If the log is written to standard output, what the task prints goes to standard error.
+        # If the log is written to standard output, the task's own output goes to standard error.
         with redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext():
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
@@ -310,7 +310,7 @@ class Simulation(PreparedRun):
         if self.config.engine != "auto":
             raise error
         self.engine_choice = EngineChoice.unbatched(model, self.device, self.config)
-        self.engine_reason = "the model cannot be batched"
+        self.engine_reason = "the batched engine does not support the model"
         self.warnings(f"{error.problem}; the engine is {self.engine_choice} instead")
         return self._engine(model, weights, data, shard)
 

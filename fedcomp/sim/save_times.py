@@ -1,4 +1,4 @@
-"""The rounds after which a simulation saves its state: every N rounds, or so rarely that saves take little time."""
+"""The rounds after which a simulation saves its state: every N rounds, or at intervals that keep the total time of saves low."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 class SaveTimes:
     """The rounds after which a run is saved. `every` is the number of rounds from save to save, or "auto".
 
-    With "auto", MIN_PAUSE_S seconds or more lie between two saves, and at least PAUSE_FACTOR times the duration of the first. Saves
-    therefore take at most about a twentieth of the time of a run.
+    With "auto", the time between two saves is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times the duration of the first save.
+    Saves therefore take at most about a twentieth of the time of a run.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):

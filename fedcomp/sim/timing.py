@@ -149,7 +149,7 @@ class TimedTransport(Transport):
     def receive(self, timeout_s: float) -> list[Delivery]:
         """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
 
-        If a client answers that it needs all weights of the model, stop there, so that the server can send the client another assignment.
+        If a client answers that it needs all weights of the model, return at once, so that the server can send it another assignment.
         """
         if not self._in_transit:
             return []

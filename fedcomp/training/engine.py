@@ -142,7 +142,7 @@ class Engine(ABC):
         """
 
     def place_data(self, data: Examples) -> Examples:
-        """Return a copy of `data` in the memory from which the engine reads it, such as the memory of a GPU."""
+        """Return `data`, moved to the memory from which the engine reads it, such as the memory of a GPU."""
         return data.to(self.device)
 
     def close(self) -> None:

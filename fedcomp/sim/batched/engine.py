@@ -49,7 +49,7 @@ class BatchedEngine(Engine):
 
     Clients are trained together if their batches have the same sizes. The engine takes ownership of `model`, moves it to `device`, and
     frees the memory of its large trainable parameters, because it uses only the frozen parameters and the buffers. If the device runs out
-    of memory, the engine trains half as many clients together from then on. `warn` is called the first time.
+    of memory, the engine trains half as many clients together from then on, and calls `warn` the first time.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Regression:
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the softmax regression that a task trains. Return None for other models and losses, and for frozen parameters."""
+        """Return the softmax regression that a task trains, or None for other models, other losses and frozen parameters."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
