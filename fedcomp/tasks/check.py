@@ -49,7 +49,7 @@ def check(
     A metric that fails on two examples is called again on the whole test set. `train` and `test` are results of `data_of`, or None to load
     the task's data. If there is no test data, pass the training data as `test`. The state of torch's global generator does not change.
 
-    Raises TaskError, which names the task, the value that the task's code returned, and the expected value, if a check fails; and
+    Raises TaskError if a check fails, with a message that names the task, the value that its code returned, and the expected value. Raises
     ConfigError if `augment` is True and the task has no augmentation. A FedcompError of the task's code, such as DataError, is passed on.
     """
     if augment and task.augment is None:

@@ -112,7 +112,7 @@ class Data:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
             raise SpecError(
-                f"the task's data has no column '{name}'; name a key of a dict of inputs"
+                f"the task's data has no column '{name}'; name a key of the inputs, which must be a dict"
             )
         return self.inputs[name].cpu().numpy()
 

@@ -107,7 +107,7 @@ class Dirichlet:
     """Divide each class among the clients by proportions drawn from Dir(alpha). A smaller alpha means more heterogeneous clients.
 
     Clients also have different numbers of examples, as in Yurochkin et al. 2019 and in Flower's DirichletPartitioner with
-    self_balancing=False. A client without examples then gets a random example of a client that has at least two.
+    self_balancing=False. If a client has no examples, it gets a random example of a client that has at least two.
     """
 
     alpha: float = field(metadata={"example": 0.1})
@@ -237,8 +237,8 @@ def partition_test_data(
 ) -> list[np.ndarray] | None:
     """Return the test examples of each client, as increasing indices, or None if the test data cannot be divided among the clients.
 
-    Test data can be divided if the partition is `natural` and test examples have the groups of training examples. Test examples of other
-    groups belong to no client.
+    Test data can be divided if the partition is `natural` and test examples are in the same groups as training examples. Test examples of
+    other groups belong to no client.
     """
     partitioner = parse_partitioner(spec)
     if not isinstance(partitioner, Natural):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
-from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
+from small_runs import TINY, StopsAt, assert_refused, assert_the_same_when_stopped, out, rounds_of
 from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.deployment.start import Endpoint, serve
-from fedcomp.errors import ConfigError, UserError
+from fedcomp.errors import ConfigError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
 from fedcomp.strategies.base import cohort_size, draw_cohort
@@ -170,9 +170,7 @@ def test_drift_is_smaller_than_that_of_averaging(tmp_path):
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
-    with pytest.raises(UserError, match=says):
-        simulate(replace(RUN, out=out(tmp_path, "run"), **change))
-    assert not (tmp_path / "run").exists()
+    assert_refused(tmp_path, replace(RUN, **change), says)
 
 
 def test_a_deployment_refuses_the_same_options(tmp_path):

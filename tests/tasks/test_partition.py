@@ -252,7 +252,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             "^--partition classes:0: per_client is 0; give at least 1",
         ),
         ("shards:-1", DATA, 10, SpecError, "per_client is -1; give at least 1"),
-        ("dirichlet:0", DATA, 10, SpecError, "give more than 0"),
+        ("dirichlet:0", DATA, 10, SpecError, "give a number above 0"),
         (
             "iid",
             DATA,
