@@ -70,7 +70,7 @@ def test_all_engines_train_on_the_same_augmented_examples(tmp_path, monkeypatch)
     assert (unchanged - serial).norm() > 1e-3 * serial.norm()
 
 
-def test_augmentation_in_an_election_is_keyed_by_the_partition(tmp_path):
+def test_augmentation_in_an_election_depends_on_the_partition(tmp_path):
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",
         clients=6,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Coarse, Scalar, Tied, train_together
+from small_models import Coarse, Scalar, Tied, small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -99,11 +99,8 @@ def examples() -> Data:
     return Data(torch.randn(90, 12, generator=drawn), torch.randint(0, 4, (90,), generator=drawn))
 
 
-def parts(make, data=examples, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, data, data, **options), model, layout, layout.gather(model)
+def parts(make, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
+    return small_task(make, examples, **options)
 
 
 def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,13 +129,9 @@ def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
 def test_updates_equal_those_of_the_serial_engine(name, variant):
     make = MODELS[name]
     sgd = dataclasses.replace(SGD, **VARIANTS[variant])
-    shards = [
-        np.arange(20),
-        np.arange(5) + 20,
-        np.arange(20) + 25,
-        np.arange(5) + 45,
-        np.arange(37) + 50,
-    ]  # clients with three different batch plans
+    # Clients whose batches have three different lists of sizes if `epochs` is set.
+    starts_and_sizes = ((0, 20), (20, 5), (25, 20), (45, 5), (50, 37))
+    shards = [np.arange(start, start + size) for start, size in starts_and_sizes]
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     assert_same_as_one_by_one(make, examples(), plans, sgd)
 

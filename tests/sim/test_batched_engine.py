@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Tied, train_together
+from small_models import Tied, small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
 from fedcomp.errors import ConfigError, UserError
-from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.gradients import LAYERED, MAPPED
-from fedcomp.tasks.base import Task
 from fedcomp.tasks.cifar10 import ResNet18
 from fedcomp.tasks.data import Data
 from fedcomp.training.engine import SerialEngine
@@ -85,18 +83,6 @@ MODELS = {  # model, method for its gradients
 }
 
 
-def parts(make, data, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return (
-        Task("small", make, lambda: data, lambda: data, **options),
-        model,
-        layout,
-        layout.gather(model),
-    )
-
-
 def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
     """Return the batches of clients with 12 examples each, except the last one, which has 3."""
     shards = [np.arange(12) + 9 * who for who in range(clients - 1)] + [np.arange(3) + 57]
@@ -104,7 +90,7 @@ def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
 
 
 def one_by_one(make, data, plans, sgd, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    task, model, layout, start = parts(make, data, **options)
+    task, model, layout, start = small_task(make, data, **options)
     engine = SerialEngine(task, model, layout, "cpu")
     trained = [
         engine.train(start, data, plan, sgd, round=1, client=who) for who, plan in enumerate(plans)
@@ -123,7 +109,7 @@ def assert_close(found, expected, tolerance=1e-4):
 def test_every_batched_form_equals_the_serial_engine(make, method):
     data, sgd = images(), replace(SGD, momentum=0.5, clip=1.0)
     plans = planned(sgd, 4)
-    task, model, layout, start = parts(make, data)
+    task, model, layout, start = small_task(make, data)
     engine = BatchedEngine(task, model, layout, "cpu")
     assert_close(
         train_together(engine, start, data, plans, sgd), one_by_one(make, data, plans, sgd)
@@ -134,7 +120,7 @@ def test_every_batched_form_equals_the_serial_engine(make, method):
 @for_each("at_once", [1, 2, 3, 7])
 def test_updates_do_not_depend_on_the_number_of_clients_at_once(at_once):
     data, plans = images(), planned(SGD, 6)
-    task, model, layout, start = parts(network, data)
+    task, model, layout, start = small_task(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", at_once)
     assert_close(
         train_together(engine, start, data, plans, SGD), one_by_one(network, data, plans, SGD)
@@ -148,7 +134,7 @@ def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
         {"loss": lambda outputs, targets: (outputs.softmax(-1) - targets).square().sum(-1).mean()},
     )
     for options in (squared, {"loss": F.cross_entropy}):
-        task, model, layout, start = parts(network, data, **options)
+        task, model, layout, start = small_task(network, data, **options)
         engine = BatchedEngine(task, model, layout, "cpu")
         assert_close(
             train_together(engine, start, data, plans, SGD),
@@ -159,7 +145,7 @@ def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
 @for_each("make", [network, dense, lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))])
 def test_bfloat16_is_used_only_in_forward_and_backward_passes(make):
     data, plans = images(), planned(SGD, 3)
-    task, model, layout, start = parts(make, data)
+    task, model, layout, start = small_task(make, data)
     updates, losses = train_together(
         BatchedEngine(task, model, layout, "cpu"),
         start,
@@ -168,7 +154,7 @@ def test_bfloat16_is_used_only_in_forward_and_backward_passes(make):
         replace(SGD, precision="bfloat16"),
     )
     exact, exact_losses = train_together(
-        BatchedEngine(*parts(make, data)[:3], "cpu"), start, data, plans, SGD
+        BatchedEngine(*small_task(make, data)[:3], "cpu"), start, data, plans, SGD
     )
     assert updates.dtype == losses.dtype == torch.float32
     apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
@@ -178,7 +164,7 @@ def test_bfloat16_is_used_only_in_forward_and_backward_passes(make):
 
 def test_training_changes_neither_the_model_nor_the_start_weights():
     data = images()
-    task, model, layout, start = parts(network, data)
+    task, model, layout, start = small_task(network, data)
     engine, given = BatchedEngine(task, model, layout, "cpu"), start.clone()
     first, second = (train_together(engine, start, data, planned(SGD, 3), SGD) for _ in range(2))
     assert (
@@ -218,7 +204,7 @@ def test_too_little_memory_halves_the_number_of_clients_from_then_on(monkeypatch
     sizes, said = limited(monkeypatch, 3, error), []
     sgd, data = replace(SGD, momentum=0.9, keep_momentum=True), images()
     plans = planned(sgd, 6)[:5] * 3
-    task, model, layout, start = parts(network, data)
+    task, model, layout, start = small_task(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", warn=said.append)
     kept, whole, again = (
         [Traces(momentum=torch.ones(layout.numel)) for _ in plans] for _ in range(3)
@@ -227,7 +213,7 @@ def test_too_little_memory_halves_the_number_of_clients_from_then_on(monkeypatch
     assert len(said) == 1 and "15 clients" in said[0] and engine.at_once == max(sizes) == 2
     monkeypatch.undo()
     expected = train_together(
-        BatchedEngine(*parts(network, data)[:3], "cpu"), start, data, plans, sgd, traces=whole
+        BatchedEngine(*small_task(network, data)[:3], "cpu"), start, data, plans, sgd, traces=whole
     )
     assert_close(found, expected)
     for mine, theirs in zip(kept, whole, strict=True):
@@ -238,7 +224,7 @@ def test_too_little_memory_halves_the_number_of_clients_from_then_on(monkeypatch
 
 def test_memory_may_run_out_in_a_later_step(monkeypatch):
     data, plans = images(), planned(SGD, 6)
-    task, model, layout, start = parts(network, data)
+    task, model, layout, start = small_task(network, data)
     engine, passed, gradients = (
         BatchedEngine(task, model, layout, "cpu", at_once=3),
         [],
@@ -259,7 +245,7 @@ def test_memory_may_run_out_in_a_later_step(monkeypatch):
 
 def test_an_error_says_that_one_client_does_not_fit_into_memory(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
-    task, model, layout, start = parts(network, images())
+    task, model, layout, start = small_task(network, images())
     with pytest.raises(
         UserError, match="is too small to train one client; give a smaller --batch-size"
     ):
@@ -271,7 +257,9 @@ def test_an_error_says_that_one_client_does_not_fit_into_memory(monkeypatch):
 def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
     limited(monkeypatch, 2, RuntimeError("the model's own"))
     said = []
-    task, model, layout, start = parts(Tied, Data(torch.randn(60, 12), torch.randint(0, 4, (60,))))
+    task, model, layout, start = small_task(
+        Tied, Data(torch.randn(60, 12), torch.randint(0, 4, (60,)))
+    )
     engine = BatchedEngine(task, model, layout, "cpu", warn=said.append)
     with pytest.raises(RuntimeError, match="the model's own"):
         train_together(engine, start, task.train(), planned(SGD, 4), SGD)
@@ -280,7 +268,7 @@ def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
 
 def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag():
     data = images()
-    task, model, layout, start = parts(
+    task, model, layout, start = small_task(
         lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data
     )
     with pytest.raises(
@@ -298,7 +286,7 @@ def test_bfloat16_models_are_trained():
         ).bfloat16()
 
     plans = planned(SGD, 3)
-    task, model, layout, start = parts(make, data)
+    task, model, layout, start = small_task(make, data)
     assert_close(
         train_together(BatchedEngine(task, model, layout, "cpu"), start, data, plans, SGD),
         one_by_one(make, data, plans, SGD),

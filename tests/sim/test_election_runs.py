@@ -114,7 +114,7 @@ def test_without_byzantine_clients_ballot_elections_equal_the_ordinary_vote(tmp_
 
 
 @pytest.mark.parametrize("seats", [3, 5])
-def test_a_cohort_larger_than_the_number_of_seats_shares_them(tmp_path, seats):
+def test_clients_share_rows_of_the_code_if_the_cohort_has_more_clients_than_rows(tmp_path, seats):
     config = replace(VOTING, clients=11, strategy=f"election:byzantine=1,seats={seats},f=2")
     honest = model(tmp_path, "honest", config)
     for attack in ("inverted:2", "code-aware:2", "malformed:1+constant:1"):
@@ -174,7 +174,7 @@ def test_an_invalid_frame_counts_as_one_byzantine_client(tmp_path):
     assert model_bytes(config.out) == model(tmp_path, "honest", replace(config, attack=None))
 
 
-def test_more_proven_byzantine_clients_than_f_are_reported(tmp_path):
+def test_a_round_with_more_proven_byzantine_clients_than_f_is_reported(tmp_path):
     config = replace(
         VOTING, strategy="election:byzantine=3,f=1", attack="malformed:2", out=out(tmp_path, "run")
     )

@@ -45,7 +45,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, text, s
 @pytest.mark.parametrize(
     "name", ["asynchronous", "gtopk", "median", "powersgd:rank=1", "sketched-sgd:density=20%"]
 )
-def test_it_works_with_every_strategy_that_has_no_own_step(tmp_path, name):
+def test_a_server_optimizer_works_with_every_strategy_that_has_no_own_step(tmp_path, name):
     config = replace(
         TINY,
         strategy=name,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Coarse, Scalar, Tied
+from small_models import Coarse, Scalar, Tied, small_task
 from torch import nn
 from torch.nn import functional as F
 
@@ -49,10 +49,7 @@ def examples(count: int = 60) -> Data:
 
 
 def parts(make, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, examples, examples, **options), model, layout, layout.gather(model)
+    return small_task(make, examples, **options)
 
 
 def by_torch_optim(

@@ -88,7 +88,7 @@ def test_fused_layers_change_updates_only_by_rounding(make, change):
     assert (found.result.buffers or {}).keys() == (expected.result.buffers or {}).keys()
 
 
-def test_the_shorter_backward_pass_is_used_only_where_it_is_faster(monkeypatch):
+def test_the_backward_pass_that_skips_zeros_is_used_only_where_it_is_faster(monkeypatch):
     seen, gradients = [], kernel.gradients
     monkeypatch.setattr(
         kernel, "gradients", lambda x, *rest: seen.append(x.shape[1]) or gradients(x, *rest)

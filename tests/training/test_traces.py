@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
-from small_models import train_together
+from small_models import small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,10 +44,7 @@ def examples() -> Data:
 
 
 def parts(make) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, examples, examples), model, layout, layout.gather(model)
+    return small_task(make, examples)
 
 
 def stepwise(
