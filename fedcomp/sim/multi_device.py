@@ -49,7 +49,7 @@ class MultiDevice(Engine):
         while self.warnings:
             self.warn(self.warnings.pop(0))
         trained = [future.result() for future in futures]
-        updates = torch.cat([start.new_empty(0, len(start)), *(own for own, _ in trained)])
+        updates = torch.cat([start.new_empty(0, len(start)), *(rows for rows, _ in trained)])
         return updates, [result for _, results in trained for result in results]
 
     def _train_on(
@@ -62,8 +62,8 @@ class MultiDevice(Engine):
             # Training changes the vectors in `traces`, such as the momentum, in place: copy them to the device and back.
             moved = [job._replace(traces=job.traces.map(lambda t: t.to(device))) for job in jobs]
             updates, results = engine.train(start.to(device), data, moved, sgd, seed=seed)
-            for job, own in zip(jobs, moved, strict=True):
-                job.traces.copy_from(own.traces)
+            for job, moved_job in zip(jobs, moved, strict=True):
+                job.traces.copy_from(moved_job.traces)
             return updates.to(self.device), results
 
     def _data_on(self, i: int, data: Data) -> Data:

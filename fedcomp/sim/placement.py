@@ -90,8 +90,8 @@ def _free_in_control_groups() -> Iterator[int]:
     """Yield the free bytes of each control group (cgroup v2) of this process. Inactive file pages count as free."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
-        for group in (CGROUP / own, *(CGROUP / own).parents):
+        path = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
+        for group in (CGROUP / path, *(CGROUP / path).parents):
             if not (group / "memory.max").exists():
                 continue  # the root control group has no such file
             limit = (group / "memory.max").read_text().strip()

@@ -38,10 +38,10 @@ class Relays:
         by_relay: dict[int, list[int]] = {}  # maps a relay to positions in `reports`
         for i in sorted(range(len(reports)), key=lambda i: reports[i].client):
             by_relay.setdefault(reports[i].client % self.relays, []).append(i)
-        for own in by_relay.values():
-            own_assignments, own_reports = [assignments[i] for i in own], [reports[i] for i in own]
-            forwarded = add_frames(self.codec, self.layout, own_assignments, own_reports)
-            for i, report in zip(own, forwarded, strict=True):
+        for positions in by_relay.values():
+            received = [assignments[i] for i in positions], [reports[i] for i in positions]
+            forwarded = add_frames(self.codec, self.layout, *received)
+            for i, report in zip(positions, forwarded, strict=True):
                 reports[i] = report
         return reports
 

@@ -228,8 +228,7 @@ class OptimizerSteps:
         self.optimizer = make_optimizer(task, self.parameters, sgd)
         if state:
             groups = self.optimizer.state_dict()["param_groups"]
-            own = {"state": copy.deepcopy(state), "param_groups": groups}
-            self.optimizer.load_state_dict(own)
+            self.optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": groups})
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.schedule = OptionSchedule(
             "--step-schedule", sgd.step_schedule, RATE, 1.0, horizon=n_steps

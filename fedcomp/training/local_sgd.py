@@ -70,14 +70,14 @@ class LocalSGD:
     def from_config(cls, config: RunConfig) -> "LocalSGD":
         """Return the options of local training. Options in `--optimizer sgd:…` replace --momentum and --weight-decay."""
         optimizer = read_optimizer(config.optimizer)
-        own = dict(optimizer.options) if optimizer.is_plain_sgd else {}
+        replaced = dict(optimizer.options) if optimizer.is_plain_sgd else {}
         return cls(
             config.local_steps,
             config.local_epochs,
             config.batch_size * config.accumulate,
             config.learning_rate,
-            own.get("momentum", config.momentum),
-            own.get("weight_decay", config.weight_decay),
+            replaced.get("momentum", config.momentum),
+            replaced.get("weight_decay", config.weight_decay),
             config.clip,
             config.keep_momentum,
             config.augment,
@@ -180,9 +180,9 @@ class Traces(NamedTuple):
 
     def copy_from(self, source: "Traces") -> None:
         """Copy the vectors that training changes (all but the correction) from `source`, which may be on another device."""
-        for own, new in zip(self[:3], source[:3], strict=True):
-            if own is not None and new is not None and own is not new:
-                own.copy_(new)
+        for old, new in zip(self[:3], source[:3], strict=True):
+            if old is not None and new is not None and old is not new:
+                old.copy_(new)
 
 
 NO_TRACES = Traces()

@@ -59,10 +59,10 @@ class ByzantineClients(ClientHook):
     def __str__(self) -> str:
         descriptions = []
         for attack in self.attacks:
-            own = [client for client, other in sorted(self.fixed.items()) if other is attack]
-            ids = "/".join(map(str, own[:MAX_LISTED]))
-            if len(own) > MAX_LISTED:
-                ids += f" and {len(own) - MAX_LISTED} more"
+            attackers = [c for c, other in sorted(self.fixed.items()) if other is attack]
+            ids = "/".join(map(str, attackers[:MAX_LISTED]))
+            if len(attackers) > MAX_LISTED:
+                ids += f" and {len(attackers) - MAX_LISTED} more"
             descriptions.append(
                 f"{attack.name} {ids or f'{attack.size} clients with the most data partitions'}"
             )
@@ -115,7 +115,7 @@ class ByzantineClients(ClientHook):
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
-        return [(attack, own) for attack, own in groups.items() if own]
+        return [(attack, group) for attack, group in groups.items() if group]
 
     def training_data(self, group: Attack | None, data: Examples) -> Examples:
         return data if group is None else self._data[group]

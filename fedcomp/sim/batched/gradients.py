@@ -59,7 +59,9 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
         return None
     names = {p: name for name, p in model.named_parameters()}
     # For each layer, a dict from a parameter's name in the layer to (name in the model, parameter).
-    own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
+    layer_parameters = [
+        {key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers
+    ]
 
     def gradients(
         parameters: Parameters, inputs: Tensor, targets: Tensor
@@ -67,10 +69,10 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         m, x = len(inputs), inputs.flatten(0, 1)
         with torch.enable_grad():
-            for function, own in zip(functions, own_names, strict=True):
+            for function, params in zip(functions, layer_parameters, strict=True):
                 weights = {  # frozen parameters are the same for all clients
                     key: leaves[name] if name in leaves else p.detach().expand(m, *p.shape)
-                    for key, (name, p) in own.items()
+                    for key, (name, p) in params.items()
                 }
                 x = function(weights, m, x)
             outputs = x.unflatten(0, (m, -1))
@@ -111,19 +113,19 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
     is_torch_layer = type(layer).__module__.startswith("torch.nn.modules.")
     is_stateless = is_torch_layer and not layer.state_dict() and not list(layer.children())
     if is_stateless and not isinstance(layer, RANDOM):
-        return lambda own, m, x: layer(x)
+        return lambda params, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
     if type(layer) is nn.Embedding and not (
         layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
     ):
-        return lambda own, m, x: _embedded(layer, own["weight"], x)
+        return lambda params, m, x: _embedded(layer, params["weight"], x)
     return None
 
 
-def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
-    """Return the outputs of nn.Linear for m clients with their own weights. `x` [m·b, ...] are the inputs, b examples for each client."""
-    rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
+def linear(params: Parameters, m: int, x: Tensor) -> Tensor:
+    """Return the outputs of nn.Linear for m clients with different weights. `x` [m·b, ...] are the inputs, b examples for each client."""
+    rows, weight, bias = x.reshape(m, -1, x.shape[-1]), params["weight"], params.get("bias")
     if torch.is_autocast_enabled(x.device.type):  # autocast does not cast the inputs of _Linear
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
