@@ -7,8 +7,9 @@ import pytest
 import torch
 from cases import for_each
 from safetensors.torch import load_file
+from small_models import small_task
 from small_runs import TINY, Records, StopsAt, out, rounds_of
-from test_batched_engine import SGD, images, limited, network, parts, planned
+from test_batched_engine import SGD, images, limited, network, planned
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 def several(
     count: int, warn=lambda sentence: None, at_once: int = 0
 ) -> tuple[MultiDevice, torch.Tensor]:
-    made, warnings = [parts(network, images()) for _ in range(count)], []
+    made, warnings = [small_task(network, images()) for _ in range(count)], []
     engines = [
         BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append)
         for task, model, layout, _ in made
@@ -35,7 +36,7 @@ def several(
 
 
 def jobs(clients: int, momentum: bool = False) -> list[Job]:
-    n = parts(network, images())[2].numel
+    n = small_task(network, images())[2].numel
     kept = [
         Traces(momentum=torch.full((n,), 0.1 * who)) if momentum else Traces()
         for who in range(clients)
