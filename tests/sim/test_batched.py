@@ -241,7 +241,7 @@ def chosen(model: nn.Module, engine: str) -> EngineChoice:
     return EngineChoice.choose(RunConfig(engine=engine), task, data, model, CPU)
 
 
-MINDED = {  # model, engine requested on the CPU → chosen engine
+CHOICES = {  # model, value of --engine, chosen engine
     "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
@@ -249,14 +249,14 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
         "batched",
     ),
     "convolution": (convolution, "auto", "serial"),
-    "convolution, asked for": (convolution, "batched", "batched"),
+    "convolution, requested": (convolution, "batched", "batched"),
     "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),
     "large mlp": (
         lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
         "auto",
         "serial",
     ),
-    "large mlp, asked for": (
+    "large mlp, requested": (
         lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
         "batched",
         "batched",
@@ -281,10 +281,10 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
 }
 
 
-@for_each("make, asked, engine", MINDED.values(), ids=MINDED)
-def test_the_engine_is_chosen_by_the_model(monkeypatch, make, asked, engine):
+@for_each("make, requested, engine", CHOICES.values(), ids=CHOICES)
+def test_the_engine_is_chosen_by_the_model(monkeypatch, make, requested, engine):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    choice = chosen(make(), asked)
+    choice = chosen(make(), requested)
     assert choice.engine == engine
     assert choice.at_once == 1 if engine == "serial" else choice.at_once >= 2
 

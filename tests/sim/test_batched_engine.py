@@ -10,7 +10,7 @@ from small_models import Tied, small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.errors import ConfigError, UserError
+from fedcomp.errors import UserError
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.gradients import LAYERED, MAPPED
 from fedcomp.tasks.cifar10 import ResNet18
@@ -115,16 +115,6 @@ def test_every_batched_form_equals_the_serial_engine(make, method):
         train_together(engine, start, data, plans, sgd), one_by_one(make, data, plans, sgd)
     )
     assert engine.gradient_method == method
-
-
-@for_each("at_once", [1, 2, 3, 7])
-def test_updates_do_not_depend_on_the_number_of_clients_at_once(at_once):
-    data, plans = images(), planned(SGD, 6)
-    task, model, layout, start = small_task(network, data)
-    engine = BatchedEngine(task, model, layout, "cpu", at_once)
-    assert_close(
-        train_together(engine, start, data, plans, SGD), one_by_one(network, data, plans, SGD)
-    )
 
 
 def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
@@ -264,17 +254,6 @@ def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
     with pytest.raises(RuntimeError, match="the model's own"):
         train_together(engine, start, task.train(), planned(SGD, 4), SGD)
     assert not said and engine.at_once == 0
-
-
-def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag():
-    data = images()
-    task, model, layout, start = small_task(
-        lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data
-    )
-    with pytest.raises(
-        ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
-    ):
-        train_together(BatchedEngine(task, model, layout, "cpu"), start, data, planned(SGD, 3), SGD)
 
 
 def test_bfloat16_models_are_trained():
