@@ -91,9 +91,7 @@ class PreparedRun(ServerRun):
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         config = resolved(config)
-        _refuse_deployment_options(config)
-        if task is not None:
-            _refuse_task_object(config, task)
+        _check_options(config, task)
         self.network = (
             Network.of(config.network, config.clients, config.seed) if config.network else None
         )
@@ -152,7 +150,6 @@ class PreparedRun(ServerRun):
         )
 
     def _client_bytes(self, memory: Memory) -> int:
-        """Return the size in bytes of the vectors that a client keeps between its rounds."""
         values = memory.state_dict(copy=False).values()
         vectors = sum(isinstance(value, torch.Tensor) for value in values)
         vectors = (vectors or memory.counterpart is not None) + self.config.keep_momentum
@@ -281,14 +278,13 @@ class Simulation(PreparedRun):
         return time.perf_counter() - began
 
     def _start_actors(self, engine: RayEngine) -> None:
-        """Start the Ray actors. The number of actors decides how many clients are trained at once."""
+        """Start the Ray actors, whose number decides how many clients are trained at once."""
         self.engine_choice = dataclasses.replace(self.engine_choice, at_once=engine.start_actors())
         self.trainer.at_once = max(
             self.trainer.at_once, JOBS_PER_ACTOR * self.engine_choice.at_once
         )
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return the evaluator of the clients, or None if clients do not evaluate. `train` is the training data on the device."""
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -343,7 +339,8 @@ class Simulation(PreparedRun):
         )
 
 
-def _refuse_deployment_options(config: RunConfig) -> None:
+def _check_options(config: RunConfig, task: Task | None) -> None:
+    """Raise ConfigError for options that a simulation does not support."""
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
             "--deadline and --quorum have no effect without --network, since virtual clients then answer immediately; give --network, "
@@ -353,11 +350,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
         raise ConfigError(
             "--network simulates direct uploads to the server, but --relays sends uploads to relays; leave --network or --relays out"
         )
-
-
-def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError if the engine trains in other processes, to which a task object cannot be sent."""
-    if config.engine in ("processes", "ray"):
+    if task is not None and config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
             "task into a file and give --task path/file.py:name, or leave --engine out"

@@ -397,7 +397,6 @@ def _stack_column(name: str, column: Any) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Convert a value to a tensor without gradient. NumPy float64 arrays get torch's default dtype, and integer arrays get int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

@@ -256,7 +256,6 @@ class OptimizerSteps:
 
     @torch.no_grad()
     def _change_gradients(self) -> None:
-        """Clip the gradients, then add the proximal term and the strategy's correction."""
         if self.sgd.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
         if self.sgd.proximal or self.descent.traces:
@@ -376,7 +375,6 @@ class SerialEngine(ClientEngine):
 
 
 def _as_float32(outputs: Any) -> Any:
-    """Convert the outputs of a model under autocast to float32."""
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if type(outputs) in (tuple, list):

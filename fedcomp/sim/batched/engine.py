@@ -273,7 +273,7 @@ def _gather(examples: Tensor, positions: Tensor) -> Tensor:
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip each client's gradient to the L2 norm `limit`. The gradient of client i consists of row i of all tensors."""
+    """Clip each client's gradient (row i of all tensors for client i) to the L2 norm `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)
