@@ -91,7 +91,7 @@ def main() -> None:
         config.RunConfig(task=args.task, seed=0), task, initial_model(task, 0), args.threads
     )
     data, jobs = (
-        workers.resident(data),
+        workers.place_data(data),
         [Job(1, client_id, batches) for client_id, batches in enumerate(plans)],
     )
     together = partial(batched.train, start, data, jobs, sgd, seed=0)

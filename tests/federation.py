@@ -3,10 +3,13 @@
 import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import tiny_task
+import torch
 from flwr.app import Array, ArrayRecord
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedcomp import memory
@@ -24,6 +27,7 @@ from fedcomp.server.transport import Delivery, Transport
 from fedcomp.sim.clients import ClientStore, VirtualClients
 from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
 from fedcomp.tasks import Data, Task, initial_model
+from fedcomp.tasks.partition import partition
 from fedcomp.training.engine import SequentialJobs
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.own_loop import client_engine
@@ -143,6 +147,18 @@ class Federation:
         """Return a copy of a loop (by default this federation's), as a server's checkpoint would restore it. Clients are not copied."""
         loop = loop or self.loop
         return copy.deepcopy(loop, {id(loop.transport): loop.transport})
+
+    def use_partition(self) -> None:
+        """Give each client the examples that it has in a simulation with --partition iid."""
+        shards = partition("iid", self.members[0].data, self.clients, self.strategy.config.seed)
+        for member, shard in zip(self.members, shards, strict=True):
+            member.shard = shard
+
+    def assert_same_model(self, folder: Path, tolerance: float = 0.0) -> None:
+        """Assert that the global model equals the saved model of the run in `folder`."""
+        saved = load_file(folder / "model.safetensors")
+        for name, view in self.layout.views(self.loop.broadcasts.weights).items():
+            torch.testing.assert_close(saved[name], view, rtol=0, atol=tolerance)
 
     def use(self, transport: Transport) -> None:
         """Use another transport in later rounds."""

@@ -1,15 +1,27 @@
 """Models with unusual parameters for tests of the layout and of both engines, and a call of the batched engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
+from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.engine import Job
 from fedcomp.training.local_sgd import LocalSGD, Traces
+
+
+def small_task(
+    make: Callable[[], nn.Module], data: Data | Callable[[], Data], **options
+) -> tuple[Task, nn.Module, Layout, Tensor]:
+    """Return a task with the model `make()`, the model, its layout and its initial weights."""
+    torch.manual_seed(0)
+    model = make()
+    layout = Layout.of(model)
+    return Task("small", make, data, data, **options), model, layout, layout.gather(model)
 
 
 def train_together(

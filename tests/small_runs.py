@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcomp import RunConfig
+from fedcomp import RunConfig, UserError
 from fedcomp.callbacks import Callback, Header, RoundRecord
 from fedcomp.sim import simulate
 
@@ -86,6 +86,14 @@ def rounds_of(folder: str) -> list[dict]:
 def lines_in(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def assert_refused(tmp_path: Path, config: RunConfig, text: str) -> None:
+    """Assert that a simulation raises a UserError of one line that contains `text`, before anything is written."""
+    with pytest.raises(UserError) as error:
+        simulate(replace(config, out=out(tmp_path, "refused")))
+    assert text in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "refused").exists()
 
 
 def assert_the_same_when_stopped(tmp_path: Path, config: RunConfig, *moments: Callback) -> None:

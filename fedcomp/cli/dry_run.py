@@ -90,7 +90,7 @@ class RandomUpdates:
         updates = torch.from_numpy(factors) * self.update
         return updates.to(self.device), [JobResult(0.0)] * len(jobs)
 
-    def resident(self, data: Data) -> Data:
+    def place_data(self, data: Data) -> Data:
         return data
 
     def close(self) -> None: ...

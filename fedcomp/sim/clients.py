@@ -19,11 +19,11 @@ OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
 class ClientStore(ClientStates):
-    """The states of all clients, such as error-feedback residuals. Recently used states are in memory; other states are in the checkpoint.
+    """A store of the clients' states, such as error-feedback residuals. Recently used states are in memory, others in the checkpoint.
 
-    A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not
-    depend on where the states are stored. The state of a new client has an error-feedback memory from `make_memory` and the model version
-    `version`.
+    A changed state is written to the checkpoint when the run is saved, or earlier if the state is evicted from memory. The results of a run
+    do not depend on where the states are stored. A client that trains for the first time gets an error-feedback memory from `make_memory`,
+    and `version` as the version of its model.
     """
 
     def __init__(
@@ -31,10 +31,9 @@ class ClientStore(ClientStates):
     ):
         super().__init__()  # `by_client` has the states in memory, least recently used first
         self.make_memory, self.version, self.placement = make_memory, version, placement
-        # Clients whose state in memory changed since the last checkpoint.
-        self.changed: set[int] = set()
+        self.changed: set[int] = set()  # clients whose states are newer than the checkpoint
         self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
-        # Size in bytes of the largest client state so far.
+        # Size of the largest client state so far. The initial value is an estimate.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients whose vectors are on the training device
 
@@ -49,8 +48,8 @@ class ClientStore(ClientStates):
     def ensure_loaded(self, clients: Sequence[int]) -> None:
         """Load the states of clients into memory, and move their vectors to `placement.training_device` unless it is None.
 
-        The states of other clients are evicted to stay within the memory budget. Raises CheckpointError if a state cannot be read or the
-        disk is full.
+        States of other clients are evicted if the budget of the placement is exceeded. Raises CheckpointError if a state cannot be read or
+        the disk is full.
         """
         clients = list(dict.fromkeys(clients))
         loaded = [client for client in clients if client in self.by_client]
@@ -68,16 +67,16 @@ class ClientStore(ClientStates):
         changed = self.by_client.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._pack(itertools.islice(changed, 1))  # to update self.client_bytes
+            self._pack(itertools.islice(changed, 1))  # measures one state to update `client_bytes`
 
     def take_changes(self) -> Changes:
-        """Return the vectors and values of the states that changed since the last call and are not yet in the checkpoint."""
+        """Return the vectors and values of the states that are newer than the checkpoint."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Do nothing, since the state of a client is read from the checkpoint on first use."""
+        """Do nothing, since `at` reads the state of a client from the checkpoint on first use."""
 
     def _read(self, client: int) -> ClientState | None:
         if self.checkpoint is None:
@@ -89,7 +88,7 @@ class ClientStore(ClientStates):
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Write each of these clients' states to the checkpoint if the state changed, and remove the state from memory."""
+        """Remove states from memory, and write those that changed to the checkpoint."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -99,7 +98,7 @@ class ClientStore(ClientStates):
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-        """Serialise the states of these clients for a checkpoint, as vectors and as byte strings. Update `client_bytes`."""
+        """Serialise states as vectors and byte strings, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
         for client in clients:
@@ -113,7 +112,7 @@ class ClientStore(ClientStates):
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of `clients` to the device, and move the vectors that earlier calls left on the device back to main memory."""
+        """Move the vectors of `clients` to the device, and those of all other clients to main memory."""
         for client in self._on_device - clients:
             if client in self.by_client:
                 self.by_client[client].move(lambda vector: vector.cpu())
@@ -123,21 +122,20 @@ class ClientStore(ClientStates):
 
 
 def record_name(client: int) -> str:
-    """Return the name under which a checkpoint stores a client's state. The client's vectors have names such as `client/7.residual`."""
+    """Return the name of a client's state in a checkpoint. Names of vectors are longer, such as `client/7.residual`."""
     return f"client/{client}"
 
 
 class VirtualClients(ClientSession):
-    """The virtual clients of a simulation, identified by their ids. Their states are in a ClientStore."""
+    """The virtual clients of a simulation. Their ids are 0 to `clients` − 1."""
 
     states: ClientStore
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return len(self.trainer.shards)
 
     def restore(self, broadcasts: Broadcasts) -> None:
-        """Restore the model of a resumed run. The states of the clients are read from the checkpoint on first use."""
+        """Restore the global model of a resumed run. The store reads the clients' states later, on first use."""
         past_versions = [broadcast.base for broadcast in broadcasts.cache]
         self.replica.restore(broadcasts.weights, broadcasts.version, past_versions)

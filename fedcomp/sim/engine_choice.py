@@ -1,4 +1,4 @@
-"""The choice of the engine that trains the clients of a run, by task, model and device."""
+"""The choice of the training engine (serial, batched, processes or ray) by task, model and device."""
 
 import copy
 import dataclasses
@@ -28,19 +28,18 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Limit, in bytes, for the weights and activations of clients that a CPU trains together, so that these tensors fit into the CPU's caches.
+# Limit for the weights and activations of clients that a CPU trains together. With this limit, the tensors fit into the CPU's caches.
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of clients that a CPU trains together
-# Largest multilayer perceptron whose clients a CPU trains together. The weights of 16 larger models do not fit into the caches: with 0.8
-# million parameters, training them together takes 1.2 to 1.7 times as long as one by one.
+# On a CPU, clients with larger multilayer perceptrons are trained one by one, because the weights of several clients do not fit into the
+# caches. With 0.8 million parameters, training 16 clients together takes 1.2 to 1.7 times as long as training them one by one.
 CPU_PERCEPTRON = 300_000  # parameters
 CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for clients that are trained together
-# A model with at least this many parameters trains faster in one process with all cores than in several processes
-# (benchmarks/large_models.py).
+# From this size, one process with all cores trains a model faster than several processes (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
-MAP_POSITIONS = 256  # estimated number of positions in the output of a convolution: 16 × 16
-TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model
-# Key for the placement of clients' vectors in the table [resolved] of config.toml. A resumed run chooses the placement again.
+MAP_POSITIONS = 256  # assumed height × width of the output of a convolution
+TRIAL_BATCHES = 3  # batches of the trial that tests whether a model can be batched
+# Key of the placement of clients' vectors in the table [resolved] of config.toml. A resumed run ignores the value and chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -52,7 +51,7 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The choice of an engine, which is stored in config.toml and used by a resumed run."""
+    """An engine and its device. The choice is stored in config.toml, so that a resumed run uses the same engine."""
 
     device: str
     engine: str
@@ -60,7 +59,7 @@ class EngineChoice:
 
     @classmethod
     def read(cls, values: Any, folder: Path) -> "EngineChoice":
-        """Read the choice from the table [resolved] in the config.toml of a run folder. Raises RunFolderError if config.toml is damaged."""
+        """Return the choice from `values`, the table [resolved] of config.toml. Raises RunFolderError if a value is missing or wrong."""
         types = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
         fields = {name: value for name, value in stored.items() if name != PLACEMENT_KEY}
@@ -75,24 +74,25 @@ class EngineChoice:
     def choose(
         cls, config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
     ) -> "EngineChoice":
-        """Choose the engine by task, model and device. Raises ConfigError if the run cannot use the engine that --engine names."""
+        """Choose the engine for a run. Raises ConfigError if the engine that --engine names cannot be used."""
         if config.engine not in ("auto", "batched") and config.cohort_batch > 1:
             raise ConfigError(
-                "--cohort-batch is for the batched engine; leave it out, or give --engine batched"
+                f"--cohort-batch {config.cohort_batch} has no effect with --engine {config.engine}; leave --cohort-batch out, or give "
+                "--engine batched"
             )
         if config.engine == "processes":
             if device.type != "cpu":
                 raise ConfigError(
-                    "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
+                    f"--engine processes trains on a CPU, but the device of this run is {device}; give --device cpu, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
         if config.engine in ("serial", "ray"):
-            # The number of Ray actors is known only after Ray has started.
+            # The number of Ray actors is set later, after Ray has started.
             return cls(devices.describe(device), config.engine, 1)
         obstacle = batching_obstacle(config, task, data, model)
         if config.engine == "batched" and obstacle:
             raise ConfigError(
-                f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
+                f"--engine batched does not support {obstacle}; give --engine {unbatched_engine(device)}"
             )
         if config.engine == "auto" and unbatched_reason(config, task, data, model, device):
             return cls.unbatched(model, device, config)
@@ -103,11 +103,8 @@ class EngineChoice:
 
     @classmethod
     def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose the engine for a run that trains each client separately.
-
-        The serial engine is chosen for large models, and for tasks that are Python objects, since other processes cannot load these
-        objects.
-        """
+        """Choose between the engines that train each client separately: serial and processes."""
+        # Worker processes cannot load a task that is a Python object.
         is_serial = config.task.startswith(OBJECT) or _is_large(model)
         engine = "serial" if is_serial else unbatched_engine(device)
         at_once = torch.get_num_threads() if engine == "processes" else 1
@@ -123,9 +120,11 @@ def engine_reason(
     """Return the reason for the choice of --engine auto, or "" if --engine names an engine."""
     if config.engine != "auto":
         return ""
-    if device.type == "cpu" and _is_large(model):
-        return "one process with all cores is faster for models of 32 million parameters or more"
     if reason := unbatched_reason(config, task, data, model, device):
+        if device.type == "cpu" and _is_large(model):
+            return (
+                "one process with all cores is faster for models of 32 million parameters or more"
+            )
         return reason
     if device.type == "cuda":
         return "the GPU's memory holds several clients"
@@ -135,34 +134,32 @@ def engine_reason(
 def unbatched_reason(
     config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
 ) -> str:
-    """Return the reason why --engine auto does not train clients in batches, or "" if it does.
+    """Return the reason why --engine auto does not choose the batched engine, which trains clients together, or "" if it does.
 
-    On CUDA, clients are batched if two clients fit into a quarter of the memory. On a CPU, clients are batched if all weights belong to
-    nn.Linear and nn.Embedding, except for large multilayer perceptrons.
+    On CUDA, the batched engine is chosen if two clients fit into a quarter of the memory. On a CPU, it is chosen if all parameters are in
+    nn.Linear and nn.Embedding layers, except for large multilayer perceptrons.
     """
     if obstacle := batching_obstacle(config, task, data, model):
-        return f"clients cannot be batched {obstacle}"
+        return f"the batched engine does not support {obstacle}"
     if device.type == "cuda":
         several = clients_at_once(model, device, largest_batch(config)) > 1
         return "" if several else "two clients do not fit into a quarter of the GPU's memory"
     if not _is_dense(model):
-        return "on a CPU, only Linear and Embedding layers are batched"
-    return "on a CPU, large Linear layers are not batched" if _is_large_perceptron(model) else ""
+        return "on a CPU, the batched engine is used only for Linear and Embedding layers"
+    slower = "on a CPU, the batched engine is slower for large models of Linear layers"
+    return slower if _is_large_perceptron(model) else ""
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
-    """Return the obstacle to training clients together, such as "with --optimizer adamw", or "" if there is none.
-
-    Recurrent layers, layers that draw random numbers, and layers that keep running statistics cannot be batched.
-    """
+    """Return the part of a run that the batched engine does not support, such as "--optimizer adamw", or "" if there is none."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
-        "with a train_fn": task.train_fn is not None,
-        "with the task's own optimizer": task.optimizer is not None,
-        f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
-        "with --accumulate, --step-schedule or float16": not sgd.uses_descend,
-        "with data that is read batch by batch": isinstance(data, LazyData),
-        "with several model inputs": isinstance(data, Data) and not isinstance(data.inputs, Tensor),
+        "a train_fn": task.train_fn is not None,
+        "the task's own optimizer": task.optimizer is not None,
+        f"--optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
+        "--accumulate, --step-schedule or float16": not sgd.uses_descend,
+        "data that is read batch by batch": isinstance(data, LazyData),
+        "several model inputs": isinstance(data, Data) and not isinstance(data.inputs, Tensor),
     }
     applying = (obstacle for obstacle, applies in obstacles.items() if applies)
     return next(applying, "") or next(filter(None, map(_obstacle, model.modules())), "")
@@ -176,10 +173,7 @@ def make_engine(
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Create the chosen engine, which takes ownership of `model`.
-
-    Raises ConfigError if there are several devices and the engine is not the batched engine.
-    """
+    """Create the chosen engine, which takes ownership of `model`. Raises ConfigError if it does not support several devices."""
     if len(devices) > 1:
         if choice.engine != "batched":
             raise ConfigError(
@@ -200,8 +194,7 @@ def make_engine(
         return BatchedEngine(task, model, layout, device, choice.at_once, warn=warn)
     if choice.engine == "ray":
         return RayEngine(config, device)
-    # Start a worker process for each core. The number of workers may differ from choice.at_once in a resumed run; results do not depend on
-    # the number of workers.
+    # A resumed run may have another number of cores than choice.at_once. The results do not depend on the number of workers.
     count, is_auto = torch.get_num_threads(), config.engine == "auto"
     return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
@@ -209,7 +202,7 @@ def make_engine(
 def batching_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
 ) -> NotBatchable | None:
-    """Train a client on the first batches of `shard` as a trial. Return the error if the model cannot be batched, else None."""
+    """Train one client on a few batches of `shard` as a trial. Return the error if the model cannot be batched, else None."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedEngine) or not isinstance(data, Data):
         return None
@@ -218,13 +211,12 @@ def batching_error(
         engine.train_together(weights, data, [job], dataclasses.replace(sgd, augment=False), 0)
     except NotBatchable as error:
         return error
-    except (Exception, SystemExit):  # other errors are reported when a client trains
+    except (Exception, SystemExit):  # the first round reports any other error
         pass
     return None
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Return whether a model trains faster in one process with all cores than in one process per core."""
     return sum(p.numel() for p in model.parameters()) >= LARGE_PARAMETERS
 
 
@@ -244,28 +236,26 @@ def _is_large_perceptron(model: nn.Module) -> bool:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be batched, such as "with Dropout, which draws random numbers", or "" if it can."""
+    """Return a description of a layer that the batched engine does not support, or "" if it supports the layer."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"with the recurrent layer {name}"
+        return f"the recurrent layer {name}"
     rate = getattr(module, "dropout", 0.0)
     if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
-        return f"with {name}, which draws random numbers"
+        return f"{name}, which draws random numbers"
     if getattr(module, "running_mean", None) is not None:
-        return f"with {name}, which keeps running statistics"
+        return f"{name}, which keeps running statistics"
     if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
-        return f"with an {name} that has sparse gradients or max_norm"
+        return f"an {name} that has sparse gradients or max_norm"
     return ""
 
 
 def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Estimate how many clients fit into a quarter of a GPU's memory, or into a CPU's caches.
-
-    Each client needs four vectors of the model's size, and the activations of all layers.
-    """
+    """Estimate how many clients fit into a quarter of a GPU's memory, or into a CPU's caches."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     weights_bytes = 4 * sum(p.numel() for p in model.parameters())
+    # A client needs four vectors of the model's size, and float32 activations of all layers.
     client_bytes = 4 * weights_bytes + 4 * batch_size * widths
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -273,6 +263,6 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     at_once = max(1, int(CPU_BYTES / client_bytes))
     if not _is_dense(model):
         return at_once
-    # The batched engine is faster than the serial engine only with many clients at once, so up to 16 clients may use more than CPU_BYTES.
-    # For large models, the batched engine is never faster, so CPU_WEIGHTS_BYTES limits the number of clients.
+    # With few clients at once, the batched engine is not faster than the serial engine. Up to 16 clients may therefore exceed CPU_BYTES,
+    # unless their weights alone exceed CPU_WEIGHTS_BYTES.
     return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

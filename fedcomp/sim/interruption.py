@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and termination signals in a simulation: a signal takes effect after the current round has been saved."""
+"""Handling of Ctrl-C and termination signals in a simulation: the run stops after the current round has been saved."""
 
 import signal
 import threading
@@ -11,21 +11,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """Context manager that delays the first signal until `act` is called. A second signal takes effect immediately.
 
-    Outside the main thread, an Interruption does nothing, since Python runs signal handlers only in the main thread.
+    Outside of the main thread, signals are not delayed, since only the main thread can set signal handlers.
     """
 
     def __init__(self) -> None:
-        self.active = threading.current_thread() is threading.main_thread()
-        self.first: tuple[int, FrameType | None] | None = None
-        self.handlers: dict[int, Any] = {}  # maps a signal number to the handler that was replaced
+        self.first: tuple[int, FrameType | None] | None = None  # the first signal that arrived
+        self.handlers: dict[int, Any] = {}  # maps a signal number to the original handler
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has arrived."""
         return self.first is not None
 
     def __enter__(self) -> Self:
-        for number in SIGNALS if self.active else ():
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in SIGNALS if is_main else ():
             if callable(signal.getsignal(number)):
                 self.handlers[number] = signal.signal(number, self._defer)
         return self
@@ -35,7 +34,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """If a signal has arrived, call the original handler of the first signal that arrived."""
+        """Call the original handler of the first signal, if a signal has arrived."""
         if self.first is not None:
             number, frame = self.first
             self.handlers[number](number, frame)

@@ -1,4 +1,4 @@
-"""An engine that trains on several devices of one machine in parallel. Each device trains a part of the clients of a round.
+"""An engine that trains on several devices of one machine in parallel. Each device trains some of the clients of a round.
 
 Except for rounding, a client's update does not depend on the number of devices.
 """
@@ -19,8 +19,7 @@ from ..training.local_sgd import LocalSGD
 class MultiDevice(Engine):
     """Engine with one inner engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    The inner engines append warnings to the list `warnings`. `train` passes the warnings in this list to `warn`, in the thread that called
-    `train`.
+    The inner engines, which run in other threads, append their warnings to `warnings`. `train` passes these warnings to `warn`.
     """
 
     def __init__(
@@ -40,17 +39,17 @@ class MultiDevice(Engine):
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         assert isinstance(data, Data)  # runs whose data is not in memory use another engine
         n = len(self.engines)
-        shares = [jobs[i * len(jobs) // n : (i + 1) * len(jobs) // n] for i in range(n)]
+        parts = [jobs[i * len(jobs) // n : (i + 1) * len(jobs) // n] for i in range(n)]
         futures = [
-            self._threads.submit(self._train_on, i, start, self._data_on(i, data), share, sgd, seed)
-            for i, share in enumerate(shares)
-            if share
+            self._threads.submit(self._train_on, i, start, self._data_on(i, data), part, sgd, seed)
+            for i, part in enumerate(parts)
+            if part
         ]
         wait(futures)
         while self.warnings:
             self.warn(self.warnings.pop(0))
         trained = [future.result() for future in futures]
-        updates = torch.cat([start.new_empty(0, len(start)), *(own for own, _ in trained)])
+        updates = torch.cat([start.new_empty(0, len(start)), *(rows for rows, _ in trained)])
         return updates, [result for _, results in trained for result in results]
 
     def _train_on(
@@ -60,11 +59,11 @@ class MultiDevice(Engine):
         engine = self.engines[i]
         device = engine.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            # Traces are vectors that training changes in place, such as the momentum: copy them to the device and back.
+            # Training changes the vectors in `traces`, such as the momentum, in place: copy them to the device and back.
             moved = [job._replace(traces=job.traces.map(lambda t: t.to(device))) for job in jobs]
             updates, results = engine.train(start.to(device), data, moved, sgd, seed=seed)
-            for job, own in zip(jobs, moved, strict=True):
-                job.traces.copy_from(own.traces)
+            for job, moved_job in zip(jobs, moved, strict=True):
+                job.traces.copy_from(moved_job.traces)
             return updates.to(self.device), results
 
     def _data_on(self, i: int, data: Data) -> Data:
@@ -77,8 +76,8 @@ class MultiDevice(Engine):
             self._copies[key] = tensor, tensor.to(self.engines[i].device)
         return self._copies[key][1]
 
-    def resident(self, data: Examples) -> Examples:
-        return self.engines[0].resident(data)
+    def place_data(self, data: Examples) -> Examples:
+        return self.engines[0].place_data(data)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -1,7 +1,7 @@
-"""The placement of clients' vectors, such as residuals of error feedback, between rounds: on the device, in main memory, or on disk.
+"""The placement of clients' vectors, such as error-feedback residuals, between rounds: on the device, in main memory, or on disk.
 
-By default, the placement depends on the largest total size that the vectors can reach, and on the free memory at the start of the run. The
-results of the run do not depend on the placement.
+By default, the placement is chosen by the maximum total size of the vectors and by the free memory at the start of the run. The results of
+the run do not depend on the placement.
 """
 
 import math
@@ -16,24 +16,24 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-# With --residuals auto, the vectors of all clients may use this fraction of the free memory (of the device or the host).
+# With --residuals auto, the device or the host is chosen if this fraction of its free memory holds the vectors of all clients.
 MEMORY_FRACTION = 1 / 2
-CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
+CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of the free host memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place where clients' vectors (residuals and similar) are stored between rounds."""
+    """The place where clients' vectors are stored between rounds."""
 
     name: str  # DEVICE, HOST or FILE
     budget_bytes: float = math.inf  # limit for the total size of the vectors in memory
-    # Device to which the vectors are moved for training; None: the vectors are not moved.
+    # Device to which a client's vectors are moved while the client trains; None: they are not moved.
     training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors
 
     def __str__(self) -> str:
-        """Return a description of the placement, or "" if vectors stay in the memory in which clients train."""
+        """Return a description of the placement, or "" if the vectors stay on the device on which clients train."""
         if self.name == FILE:
             return f"in the checkpoint on disk, up to {human_bytes(round(self.budget_bytes))} of them in memory"
         if self.training_device is None:
@@ -47,10 +47,9 @@ IN_MEMORY = Placement(HOST)
 def choose_placement(
     residuals: str, device: torch.device, clients: int, client_bytes: int
 ) -> Placement:
-    """Return the placement for `residuals`, a value of --residuals.
+    """Return the placement for `residuals`, a value of --residuals, and for `clients` clients with vectors of `client_bytes` bytes each.
 
-    `clients` is the maximum number of clients that take part in the run, and `client_bytes` is the size of the vectors of one client.
-    Raises ConfigError if the vectors of all clients do not fit into the chosen memory.
+    Raises ConfigError if the vectors of all clients do not fit into the memory that `residuals` names.
     """
     needed = clients * client_bytes
     host, cuda = free_memory(), device.type == "cuda"
@@ -91,10 +90,10 @@ def _free_in_control_groups() -> Iterator[int]:
     """Yield the free bytes of each control group (cgroup v2) of this process. Inactive file pages count as free."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
-        for group in (CGROUP / own, *(CGROUP / own).parents):
+        path = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
+        for group in (CGROUP / path, *(CGROUP / path).parents):
             if not (group / "memory.max").exists():
-                continue  # the root control group has no limit
+                continue  # the root control group has no such file
             limit = (group / "memory.max").read_text().strip()
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             if limit != "max":

@@ -1,9 +1,9 @@
 """The engine of `--engine processes`, which trains clients in worker processes: one process per core, each with one thread.
 
 A second thread hardly speeds up a convolution, but two processes on two cores train two clients in the time of one client. Each worker is a
-separate Python interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data,
-updates and momentum are in anonymous shared memory, which only Linux has. Everything else that belongs to a job (the training of a client
-in a round) is sent to the worker through a pipe. If a dataset is not in memory, each worker reads the dataset itself.
+separate Python interpreter, which computes bit for bit the updates of the serial engine on one thread. Weights, data, updates and momentum
+are in anonymous shared memory, which only Linux has. The rest of a job (the training of a client in a round) is sent to the worker through
+a pipe. If a dataset is not in memory, each worker reads the dataset itself.
 
 A worker that dies is replaced, and its client is trained again. If a second worker dies while it trains the same client, this client fails.
 """
@@ -36,12 +36,11 @@ from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
-# Seconds for which this process trains clients itself before it starts workers.
-LOCAL_TRAINING_S = 0.5
-# The run fails after this number of consecutive failed starts: workers that died before they had loaded the task.
+LOCAL_TRAINING_S = 0.5  # time for which the main process trains clients before it starts workers
+# The run fails if this number of workers in a row die before they have loaded the task.
 MAX_FAILED_STARTS = 3
-# The run fails if too many workers in a row die before one of them trains a client. The limit is this constant times the number of
-# workers, and at least three times this constant.
+# The run also fails after too many deaths without a trained client in between: this number times the number of workers, or times 3 if
+# there are fewer workers.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -57,7 +56,7 @@ def is_available() -> bool:
 
 
 def unbatched_engine(device: torch.device) -> str:
-    """Return the engine for a model that cannot be batched: "processes" on a CPU with several cores, else "serial"."""
+    """Return the engine for runs without the batched engine: "processes" on a CPU with several cores, else "serial"."""
     uses_workers = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
     return "processes" if uses_workers else "serial"
 
@@ -65,9 +64,9 @@ def unbatched_engine(device: torch.device) -> str:
 class SharedTensor:
     """A tensor in memory that processes of one machine share. A process that unpickles a SharedTensor gets a tensor with the same storage.
 
-    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a reference to a
-    SharedTensor that you send to another process until that process has unpickled it. After unpickling, the memory exists as long as a
-    tensor uses it.
+    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. If you send a SharedTensor
+    to another process, keep a reference to it until that process has unpickled it. After that, the memory exists as long as a tensor in
+    one of the processes uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -90,15 +89,15 @@ class SharedTensor:
 class UpdateMemory:
     """Shared memory for the updates of a cohort. Not thread-safe.
 
-    The memory is reused for the next cohort if the next updates have the same shape, and no tensor refers to the previous updates. New
-    memory would be slower, because the operating system fills new memory with zeros.
+    The memory is reused for the next cohort if the shape is the same and no tensor refers to the previous updates. Reuse saves time,
+    because the operating system fills new memory with zeros.
     """
 
     def __init__(self) -> None:
         self._unused: SharedTensor | None = None
 
     def stack(self, vectors: int, numel: int) -> tuple[SharedTensor, Tensor]:
-        """Return shared memory, and an uninitialised tensor [vectors, numel] in this memory."""
+        """Return shared memory for `vectors` updates, and an uninitialised tensor [vectors, numel] in this memory."""
         unused, self._unused = self._unused, None
         if unused is None or unused.tensor.shape != (vectors, numel):
             unused = SharedTensor((vectors, numel))
@@ -114,14 +113,14 @@ def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Worker:
-    """A worker process and the connection to it.
+    """A worker process and the connection to it. `setup` are the arguments of TrainingWorker.
 
     The process is a new interpreter, since a forked process may deadlock if the parent has OpenMP or numba threads.
     """
 
     def __init__(self, *setup: Any):
-        """Start the process. `setup` holds the arguments of TrainingWorker."""
-        self.ready, self.job = False, -1  # position of the job that the worker trains; -1: none
+        self.ready = False  # whether the worker has loaded the task
+        self.job = -1  # position of the job that the worker trains; -1: none
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]
         with remote:
@@ -137,7 +136,7 @@ class Worker:
             self.connection.send(setup)
 
     def stop(self) -> str:
-        """Kill the process if it still runs. Return a text that says how the process ended."""
+        """Kill the process if it still runs. Return how the process ended, such as "was killed by SIGKILL"."""
         self.connection.close()
         try:
             status = self.process.wait(0.2)
@@ -156,11 +155,13 @@ class Worker:
 
 @dataclass
 class JobQueue:
-    """The jobs (clients to train) of one call of `WorkerEngine.train`. A job is identified by its position in `jobs`."""
+    """The jobs of one call of `WorkerEngine.train`. A job is identified by its position in `jobs`."""
 
     jobs: Sequence[Job]
     start: SharedTensor
-    data: Data | None  # the data as SharedTensors; None: workers read the data themselves
+    data: (
+        Data | None
+    )  # data whose tensors are SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
     memory: SharedTensor  # shared memory of `updates`
@@ -170,17 +171,17 @@ class JobQueue:
         m = len(self.jobs)
         self.results: list[Result | None] = [None] * m
         self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker
-        # Maps an assigned job to its client's momentum, in memory that is shared with the worker.
-        self.traces: dict[int, Traces] = {}
-        # For each job: number of workers that died while they trained the client.
-        self.deaths: Counter[int] = Counter()
+        self.traces: dict[int, Traces] = {}  # SharedTensors of each assigned job
+        self.deaths: Counter[int] = (
+            Counter()
+        )  # number of workers that died while they trained a job
 
 
 class WorkerEngine(Engine):
     """Engine with `count` worker processes, each of which loads the task of `config`.
 
-    With `local_training`, the parent process trains clients itself for the first LOCAL_TRAINING_S seconds, so that short runs start no
-    workers. Only this local training uses `model`. `warn` is called when a worker dies.
+    With `local_training`, the main process trains clients itself for the first LOCAL_TRAINING_S seconds, so that short runs start no
+    workers. `model` is used only for this local training. `warn` is called when a worker dies.
     """
 
     device = torch.device("cpu")
@@ -235,8 +236,8 @@ class WorkerEngine(Engine):
         trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
         return (updates if len(trained) == len(jobs) else updates[trained]), results
 
-    def resident(self, data: Examples) -> Examples:
-        """Copy the data into shared memory, from which this process and the workers read, and return the copy."""
+    def place_data(self, data: Examples) -> Examples:
+        """Return a copy of the data in shared memory, from which this process and the workers read."""
         if not isinstance(data, Data):
             return data
         return replace(
@@ -247,16 +248,16 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether rounds have reached their final speed: clients train in workers, and all workers are ready."""
+        """Whether rounds have their final speed, because all workers have started and loaded the task."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
     def close(self) -> None:
-        """Stop the workers. If the engine is used again, it starts new workers."""
+        """Stop the workers. The next call of `train` starts new workers."""
         _kill_all(self.workers, os.getpid())
 
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
-        """Copy a data tensor into shared memory, and register the copy so that workers can use it."""
+        """Return a copy of a data tensor in shared memory, and register it for `_shared_copy`."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
@@ -282,11 +283,11 @@ class WorkerEngine(Engine):
                     self._replace_dead(worker, queue)
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
-        """Train clients in this process for LOCAL_TRAINING_S seconds in total. Training uses one thread, as in a worker."""
+        """Train clients in this process until it has trained for LOCAL_TRAINING_S seconds in total."""
         if self.local_engine is None:
             return
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # with one thread, as in a worker, updates are bit-identical
         try:
             while self._local_s < LOCAL_TRAINING_S and queue.waiting:
                 began, i = time.perf_counter(), queue.waiting.popleft()
@@ -310,7 +311,7 @@ class WorkerEngine(Engine):
                 self._store_result(worker, answer, queue)
             elif answer:
                 raise TaskError(
-                    f"a worker process cannot load --task {self.config.task}, although the main process can: {answer}; "
+                    f"a worker process cannot load --task {self.config.task}, although the main process has loaded it: {answer}; "
                     "give --engine serial"
                 )
             else:
@@ -327,15 +328,18 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker, and repeat its job once. Raises UserError if too many workers have died in a row."""
+        """Remove a dead worker. Repeat its job if this is the first death during the job, else let the job fail.
+
+        Raises UserError if too many workers have died in a row.
+        """
         end_of_process, i = worker.stop(), worker.job
         self.workers.remove(worker)
         self._deaths_in_a_row += 1
         limit = MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
         if self._deaths_in_a_row >= limit:
             raise UserError(
-                f"{self._deaths_in_a_row} worker processes in a row have died; the last one {end_of_process}; give --engine serial "
-                "to see the cause"
+                f"{self._deaths_in_a_row} worker processes have died one after the other; the last one {end_of_process}; give --engine "
+                "serial to see the cause"
             )
         if i < 0:
             return
@@ -356,7 +360,7 @@ class WorkerEngine(Engine):
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    # Only the process that started the workers, and not a fork of this process, may kill the workers.
+    # A fork of the process that started the workers must not kill them.
     if os.getpid() == owner:
         while workers:
             workers.pop().kill()

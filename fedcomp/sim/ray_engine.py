@@ -3,9 +3,9 @@
 Only local training runs in actors. The main process runs the strategy, the round loop and error feedback, and writes the run folder. An
 actor has one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for,
 and sends each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics
-are sent with a job and returned with its update. Every actor therefore computes bit for bit the update of the serial engine on one thread.
+are sent with a job and returned with its update. Every actor therefore computes bit for bit the updates of the serial engine on one thread.
 
-On each machine, Ray's object store holds one copy of the data, and one copy of the weights with which a round starts. Every machine of a
+Ray's object store holds, on each machine, one copy of the data and one copy of the weights with which a round starts. Every machine of a
 cluster needs fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
 """
 
@@ -43,7 +43,7 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, actors seldom wait for the next call
+JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with only one, actors would often be idle
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -69,7 +69,7 @@ def check(config: RunConfig) -> None:
 
 
 class TrainResult(NamedTuple):
-    """The result of training a client in an actor, with tensors that are packed for another process."""
+    """The result of training a client in an actor. Its tensors are wrapped as PickledTensor."""
 
     update: Any  # float32 [n]
     result: JobResult
@@ -88,8 +88,8 @@ class TrainingActor(TrainingWorker):
     ) -> TrainResult | str:
         """Train the client of `job`. Return the result, or an error message of one line.
 
-        `refs` maps names to references to objects in Ray's store. `refs["data"]` refers to the training data, or to None if the actor reads
-        the data itself. `refs["start"]` refers to the weights before the first step.
+        `refs` has two references to objects in Ray's store: `refs["data"]` to the training data, or to None if the actor reads the data
+        itself; `refs["start"]` to the weights before the first step.
         """
         if error := self.load():
             return error
@@ -102,10 +102,7 @@ class TrainingActor(TrainingWorker):
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> Any:
-        """Return the data or tensors that `ref` refers to, on this actor's device.
-
-        The last data and the last start weights are cached; `name` is "data" or "start".
-        """
+        """Return the object that `ref` refers to, on this actor's device. The last object of each name is cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
@@ -115,19 +112,16 @@ class TrainingActor(TrainingWorker):
 
 
 class RayEngine(Engine):
-    """Engine that trains clients in Ray actors and returns updates on `device`.
-
-    The first call of `train` starts the actors. If Ray already runs in this process, the engine does not stop Ray at the end.
-    """
+    """Engine that trains clients in Ray actors and returns updates on `device`. The first call of `train` starts the actors."""
 
     def __init__(self, config: RunConfig, device: torch.device):
         check(config)
         self.config, self.device = config, device
         self._actors: list[Any] = []
         self._cleanup = ExitStack()
-        # Maps the id of data to the data and its reference in Ray's store.
+        # Maps the id of a dataset to the dataset and its reference in Ray's store.
         self._data: dict[int, tuple[Examples, Any]] = {}
-        # The weights of the last call of `train`, and their reference in Ray's store.
+        # The start weights of the last call of `train`, and their reference in Ray's store.
         self._start: tuple[Tensor, Any] | None = None
 
     def train(
@@ -154,7 +148,7 @@ class RayEngine(Engine):
         return updates, [results[i] for i in range(len(jobs))]
 
     def start_actors(self) -> int:
-        """Start Ray and the actors unless they are running. Return the number of actors.
+        """Start Ray and the actors if they are not running. Return the number of actors.
 
         Raises UserError if Ray cannot be started or reached, and TaskError if an actor cannot load the task.
         """
@@ -172,34 +166,33 @@ class RayEngine(Engine):
     def _run(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> Iterator[tuple[int, TrainResult | str]]:
-        """Send each job to an idle actor. When a result arrives, yield the position of its job in `jobs`, and the result or error."""
+        """Send each job to an idle actor. Yield the position in `jobs` and the result of each job, when the result arrives."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        # Maps a pending Ray call to (position of the job, actor). A restart of an actor is also a pending call; its position is None.
+        # Maps a pending Ray call to (position of its job, actor). The position is None if the call waits for the restart of an actor.
         running: dict[Any, tuple[int | None, Any]] = {}
         while waiting or running:
             while waiting and idle:
                 (i, job), actor = waiting.popleft(), idle.pop()
                 running[actor.train_job.remote(packed_job(job), sgd, seed, refs)] = i, actor
             [call], _ = ray.wait(list(running))
-            trained, actor = running.pop(call)
-            if trained is None:
+            position, actor = running.pop(call)
+            if position is None:
                 idle.append(actor)
                 continue
             try:
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Wait until the actor has restarted. If a job is sent before the restart, Ray treats the job as interrupted by the actor's
-                # death.
+                # Send the next job only after the actor has restarted. Otherwise Ray counts the actor's death against that job, too.
                 running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; the cause may be a lack of memory or the task's own code"
             except RayError as error:
                 idle.append(actor)
                 result = f"Ray could not train this client: {failure_reason(error)}"
-            yield trained, result
+            yield position, result
 
     def _data_ref(self, data: Examples) -> Any:
         import ray
@@ -216,7 +209,7 @@ class RayEngine(Engine):
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:
-        """Return actors that have loaded the task. Callbacks in `cleanup` stop the actors, and stop Ray if this method started Ray."""
+        """Return actors that have loaded the task. Closing `cleanup` stops the actors, and stops Ray if this method started it."""
         address = os.environ.get(ADDRESS_VARIABLE)
         if "ray" not in sys.modules:  # Ray reads environment variables when it is imported
             os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
@@ -288,7 +281,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
 
 @contextmanager
 def _preserved_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler after ray.init has replaced it. If a SIGTERM arrived during ray.init, send the signal again."""
+    """Restore the SIGTERM handler, which ray.init replaces. If a SIGTERM arrives during ray.init, send it again afterwards."""
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield
@@ -302,7 +295,7 @@ def _preserved_sigterm_handler() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UserError if no process listens at `address`. Without this check, Ray would retry for minutes."""
+    """Raise UserError if no process listens at `address`. Without this check, Ray would try for minutes to connect."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return  # `address` is "auto" or a URL

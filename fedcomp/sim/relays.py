@@ -10,9 +10,9 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """The clients of `population`, whose updates reach the server through relays. Client i sends its updates to relay i mod `relays`.
+    """The clients of `population`, connected through relays. Client i sends its updates to relay i mod `relays`.
 
-    Downloads are simulated as without relays.
+    Relays do not change downloads.
     """
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
@@ -25,7 +25,7 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """The maximum number of assignments in a call of `handle`: one for each client, since a relay waits for all of its clients."""
+        """The maximum number of assignments in a call of `handle`: all clients, since a relay waits for all of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -35,18 +35,18 @@ class Relays:
         reports = [report for chunk in chunks for report in self.population.handle(chunk)]
         self._client_bytes += sum(len(report.frame) for report in reports)
         self._empty += sum(report.kind == UPDATE and not report.frame for report in reports)
-        by_relay: dict[int, list[int]] = {}  # positions in `reports`
+        by_relay: dict[int, list[int]] = {}  # maps a relay to positions in `reports`
         for i in sorted(range(len(reports)), key=lambda i: reports[i].client):
             by_relay.setdefault(reports[i].client % self.relays, []).append(i)
-        for own in by_relay.values():
-            own_assignments, own_reports = [assignments[i] for i in own], [reports[i] for i in own]
-            forwarded = add_frames(self.codec, self.layout, own_assignments, own_reports)
-            for i, report in zip(own, forwarded, strict=True):
+        for positions in by_relay.values():
+            received = [assignments[i] for i in positions], [reports[i] for i in positions]
+            forwarded = add_frames(self.codec, self.layout, *received)
+            for i, report in zip(positions, forwarded, strict=True):
                 reports[i] = report
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return the number of bytes that the clients have sent since the last call, and the number of empty updates (zero bytes)."""
+        """Return how many bytes and how many empty updates (zero bytes) the clients have sent since the last call."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

@@ -64,17 +64,16 @@ def simulate(
 ) -> Summary:
     """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    If `task` is given, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. If `task` is None, the task that
+    If `task` is given, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. Otherwise, the task that
     `config.task` names is loaded.
 
-    Raises UserError for options that cannot work, before any file is written, and OutOfMemoryError if memory runs out. A run can be resumed
-    after any interruption.
+    Raises UserError for invalid options, before any file is written, and OutOfMemoryError if memory runs out. A run can be resumed after
+    any interruption.
     """
     simulation = None
     try:
-        with (
-            redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # if the log goes to standard output, the task prints to standard error
+        # If the log is written to standard output, the task's own output goes to standard error.
+        with redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext():
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
@@ -83,21 +82,16 @@ def simulate(
         raise
     finally:
         if simulation is not None:
-            # Break reference cycles, which would keep data and model in memory.
+            # Break reference cycles, so that data and model are freed at once.
             vars(simulation).clear()
 
 
 class PreparedRun(ServerRun):
-    """The parts of a run that are constructed before anything is trained or written.
-
-    The parts are constructed in an order that detects errors in the options early. Raises UserError for options that cannot work.
-    """
+    """A run whose parts are constructed, before anything is trained or written. Raises UserError for invalid options."""
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         config = resolved(config)
-        _refuse_deployment_options(config)
-        if task is not None:
-            _refuse_task_object(config, task)
+        _check_options(config, task)
         self.network = (
             Network.of(config.network, config.clients, config.seed) if config.network else None
         )
@@ -120,7 +114,7 @@ class PreparedRun(ServerRun):
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # Indices of the examples on which each client evaluates: in the test data (test_shards) or in the training data (held_out).
+        # Indices of the examples on which each client evaluates: test examples (test_shards) or held-out training examples (held_out).
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -132,14 +126,13 @@ class PreparedRun(ServerRun):
         self.model = initial_model(self.task, config.seed)
         check_optimizer(self.task, self.model, self.sgd)
         self.weights = self.layout.gather(self.model)
-        self.machine = self._machine(self.model)
+        self.engine_choice = self._choose_engine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        # Maximum number of clients that take part in the run.
-        n_participants = min(config.clients, config.rounds * cohort)
+        max_participants = min(config.clients, config.rounds * cohort)  # in the whole run
         client_bytes = self._client_bytes(self.strategy.memory)
         self.placement = choose_placement(
-            config.residuals, self.device, n_participants, client_bytes
+            config.residuals, self.device, max_participants, client_bytes
         )
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
@@ -148,8 +141,8 @@ class PreparedRun(ServerRun):
         )
 
     def write_config(self) -> None:
-        resolved = dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
-        self.folder.write_config(self.config, resolved)
+        choices = dataclasses.asdict(self.engine_choice) | {PLACEMENT_KEY: self.placement.name}
+        self.folder.write_config(self.config, choices)
 
     def _memory(self) -> Memory:
         return memory(
@@ -157,22 +150,21 @@ class PreparedRun(ServerRun):
         )
 
     def _client_bytes(self, memory: Memory) -> int:
-        """Return the size in bytes of the vectors that a client keeps between its rounds."""
         values = memory.state_dict(copy=False).values()
         vectors = sum(isinstance(value, torch.Tensor) for value in values)
         vectors = (vectors or memory.counterpart is not None) + self.config.keep_momentum
         return 4 * self.sent_layout.numel * vectors
 
-    def _machine(self, model: torch.nn.Module) -> EngineChoice:
+    def _choose_engine(self, model: torch.nn.Module) -> EngineChoice:
         if self.folder.resumed:
-            machine = EngineChoice.read(self.folder.stored.get("resolved"), self.folder.path)
-            if not machine.device.startswith(self.device.type):
+            choice = EngineChoice.read(self.folder.stored.get("resolved"), self.folder.path)
+            if not choice.device.startswith(self.device.type):
                 raise RunFolderError(
-                    f"the run in {self.folder.path} used {machine.device}, not {self.device}; give the same --device as before"
+                    f"the run in {self.folder.path} used {choice.device}, not {self.device}; give the same --device as before"
                 )
-            return machine
-        machine = EngineChoice.choose(self.config, self.task, self.train, model, self.device)
-        return dataclasses.replace(machine, device=", ".join(map(devices.describe, self.devices)))
+            return choice
+        choice = EngineChoice.choose(self.config, self.task, self.train, model, self.device)
+        return dataclasses.replace(choice, device=", ".join(map(devices.describe, self.devices)))
 
 
 class Simulation(PreparedRun):
@@ -182,19 +174,18 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        # If clients' vectors are in the checkpoint, every round loads and frees vectors. Give each vector its own memory mapping, so that
-        # freed vectors leave no gaps in the heap.
+        # If clients' vectors are on disk, every round loads and frees vectors. Each vector gets its own memory mapping, so that freed
+        # vectors leave no gaps in the heap.
         if self.placement.name == FILE:
             malloc.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        # Delete these attributes to free memory early.
-        del self.train, self.model, self.weights
+        del self.train, self.model, self.weights  # free memory early
         self.engine = self._engine(model, weights, train, max(shards, key=len))
-        train = self.engine.resident(train)
+        train = self.engine.place_data(train)
         self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
         algorithm = self.strategy.client_algorithm
-        at_once = max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
+        at_once = max(self.engine_choice.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
         at_once *= len(self.devices)
         self.trainer = Trainer(
             self.engine, train, shards, self.sgd, algorithm, config.seed, at_once=at_once
@@ -234,42 +225,39 @@ class Simulation(PreparedRun):
 
     def run(self) -> Summary:
         """Run or continue the simulation and return its summary."""
-        with ExitStack() as ends:
-            self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
+        with ExitStack() as cleanup:
+            self.callback = cleanup.enter_context(with_option_callbacks(self.config, self.callback))
             self.loop.on_answer = self.callback.on_progress
-            ends.callback(self.engine.close)
+            cleanup.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)
             others: dict[str, Stateful] = {"": self.clients.states}
             if self.timing:
                 others["network/"] = self.timing
-            done = self.open(ends, self.trainer.data, others)
+            done = self.open(cleanup, self.trainer.data, others)
             self.clients.states.checkpoint = self.recovery.checkpoint
             if done:
                 self.clients.restore(self.broadcasts)
             self.callback.on_run_start(self._header(done + 1))
-            doubts = (
-                devices.slow_precision_warning(self.config.precision, self.device),
-                *self.evaluator.warnings,
-            )
-            for sentence in filter(None, doubts):
-                self.warnings(sentence)
+            slow = devices.slow_precision_warning(self.config.precision, self.device)
+            for warning in filter(None, (slow, *self.evaluator.warnings)):
+                self.warnings(warning)
             if self.config.attack is None:
-                ends.enter_context(in_process())
-            self._rounds(done, ends.enter_context(Interruption()))
-            return self.finish(self.machine.device)
+                cleanup.enter_context(in_process())
+            self._run_rounds(done, cleanup.enter_context(Interruption()))
+            return self.finish(self.engine_choice.device)
 
-    def _rounds(self, done: int, interruption: Interruption) -> None:
+    def _run_rounds(self, done: int, interruption: Interruption) -> None:
         began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
-        for outcome in self.loop.rounds(rounds):
+        for result in self.loop.rounds(rounds):
             if self.timing:
-                self.timing.on_round_end(outcome)
-            record = self.record(outcome, began)
+                self.timing.on_round_end(result)
+            record = self.record(result, began)
             length = self.folder.append(record)
-            last = outcome.round == self.config.rounds
-            due = last or interruption.requested or times.due(outcome.round)
-            took_s = self._save(outcome.round, length) if due else 0.0
+            last = result.round == self.config.rounds
+            due = last or interruption.requested or times.due(result.round)
+            took_s = self._save(result.round, length) if due else 0.0
             try:
                 self.callback.on_round_end(record)
                 if due:
@@ -278,10 +266,10 @@ class Simulation(PreparedRun):
                 interruption.act()
             except BaseException:
                 if not due:
-                    self._save(outcome.round, length)
+                    self._save(result.round, length)
                 raise
             began = time.perf_counter()
-            del outcome  # free this round's encoded updates before the next round
+            del result  # free this round's encoded updates before the next round
 
     def _save(self, round: int, metrics_length: int) -> float:
         began = time.perf_counter()
@@ -290,16 +278,13 @@ class Simulation(PreparedRun):
         return time.perf_counter() - began
 
     def _start_actors(self, engine: RayEngine) -> None:
-        """Start the Ray actors. The number of actors decides how many clients are trained at once."""
-        self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
-        self.trainer.at_once = max(self.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once)
-
-    # Preparation.
+        """Start the Ray actors, whose number decides how many clients are trained at once."""
+        self.engine_choice = dataclasses.replace(self.engine_choice, at_once=engine.start_actors())
+        self.trainer.at_once = max(
+            self.trainer.at_once, JOBS_PER_ACTOR * self.engine_choice.at_once
+        )
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return the object that evaluates the model on clients, or None if clients do not evaluate. `train` is the training data, on the
-        device.
-        """
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -311,33 +296,31 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine. If --engine auto chose the batched engine and the model cannot be batched, return another engine."""
+        """Create the chosen engine. If --engine auto chose the batched engine but a trial with `shard` fails, choose another engine."""
         engine = make_engine(
-            self.devices, self.machine, self.config, self.task, model, self.warnings
+            self.devices, self.engine_choice, self.config, self.task, model, self.warnings
         )
         error = batching_error(engine, weights.to(self.device), data, self.sgd, shard)
         if error is None:
             return engine
         if self.config.engine != "auto":
             raise error
-        self.machine = EngineChoice.unbatched(model, self.device, self.config)
-        self.engine_reason = "the model cannot be batched"
-        self.warnings(f"{error.problem}; the engine is {self.machine} instead")
+        self.engine_choice = EngineChoice.unbatched(model, self.device, self.config)
+        self.engine_reason = "the batched engine does not support the model"
+        self.warnings(f"{error.problem}; the engine is {self.engine_choice} instead")
         return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
         return self.make_header(
             first,
-            device=self.machine.device,
-            engine=str(self.machine),
+            device=self.engine_choice.device,
+            engine=str(self.engine_choice),
             engine_reason=self.engine_reason,
             attack=str(self.byzantine),
             byzantine=self.byzantine.size,
             network=self.config.network or "",
             residuals=str(self.placement),
         )
-
-    # A round.
 
     def record(self, result: RoundResult, began: float) -> RoundRecord:
         record = super().record(result, began)
@@ -347,20 +330,17 @@ class Simulation(PreparedRun):
             record = dataclasses.replace(record, simulated_hours=self.timing.clock.time_s / 3600)
         return dataclasses.replace(record, warnings=self.warnings.take())
 
-    def _with_relays(
-        self, relays: Relays, outcome: RoundResult, record: RoundRecord
-    ) -> RoundRecord:
-        """Return `record` with two byte counts: from clients to relays, and from relays to the server. Warn if a relay's sum cannot be
-        decoded exactly.
-        """
+    def _with_relays(self, relays: Relays, result: RoundResult, record: RoundRecord) -> RoundRecord:
+        """Return `record` with separate byte counts from clients to relays and from relays to the server."""
         client_bytes, empty = relays.take()
-        warn_if_inexact(outcome.round, [a.update for a in outcome.accepted], self.warnings)
+        warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         return dataclasses.replace(
             record, uplink_bytes=client_bytes, relayed_bytes=record.uplink_bytes, skipped=empty
         )
 
 
-def _refuse_deployment_options(config: RunConfig) -> None:
+def _check_options(config: RunConfig, task: Task | None) -> None:
+    """Raise ConfigError for options that a simulation does not support."""
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
             "--deadline and --quorum have no effect without --network, since virtual clients then answer immediately; give --network, "
@@ -370,11 +350,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
         raise ConfigError(
             "--network simulates direct uploads to the server, but --relays sends uploads to relays; leave --network or --relays out"
         )
-
-
-def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError if the engine trains in other processes, since a task object cannot be sent to another process."""
-    if config.engine in ("processes", "ray"):
+    if task is not None and config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
             "task into a file and give --task path/file.py:name, or leave --engine out"

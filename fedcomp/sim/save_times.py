@@ -1,20 +1,19 @@
-"""The rounds after which a simulation saves its state: every N rounds, or at intervals that depend on the duration of a save."""
+"""The rounds after which a simulation saves its state: every N rounds, or at intervals that keep the total time of saves low."""
 
 import time
 from collections.abc import Callable
 
 from ..config import AUTO
 
-# Minimum time between two saves, as a multiple of the time that the earlier save took.
-PAUSE_FACTOR = 20
+PAUSE_FACTOR = 20  # minimum time between two saves, as a multiple of the duration of the first
 MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 
 
 class SaveTimes:
     """The rounds after which a run is saved. `every` is the number of rounds from save to save, or "auto".
 
-    With "auto", the time from a save to the next is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times as long as the former
-    save took. Saves therefore take at most about a twentieth of the time of a run.
+    With "auto", the time between two saves is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times the duration of the first save.
+    Saves therefore take at most about a twentieth of the time of a run.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):

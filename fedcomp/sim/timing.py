@@ -1,15 +1,15 @@
 """Virtual time in simulations with --network: a clock, a transport that delays answers, and the choice of online clients.
 
-In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
-immediately, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the
-next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. In a deployment, older assignments that the client has not started have no effect. In the simulation, these
-older assignments change the client's state, since the simulation computes the answer to an assignment immediately. If a client goes offline
-before its answer arrives, the server stops waiting for the answer after GRACE_S seconds. If a client does not answer, the exchange waits
-until the deadline or, without a deadline, until all other clients have answered.
+In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes each answer
+immediately, but delivers it only when the virtual clock reaches the answer's time of arrival.
 
-Cohorts are drawn from the clients that are online. If enough other clients are online, a client that missed a deadline is drawn only after
-its late answer has arrived (server/availability.py). While too few clients are online, virtual time advances.
+A busy client that receives assignments finishes its current work and then starts the newest assignment, as in a deployment. Unlike in a
+deployment, assignments that the client skips also change its state, because the simulation has already computed their answers. If a client
+goes offline before its answer arrives, and is still offline GRACE_S seconds later, the server stops waiting for the answer. If a client
+does not answer, the exchange lasts until the deadline or, without a deadline, until all other clients have answered.
+
+Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn before its late answer has arrived, unless
+too few other clients are online (server/availability.py). If too few clients are online for a cohort, virtual time advances.
 """
 
 import heapq
@@ -19,12 +19,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from .. import seeds
 from ..config import RunConfig
 from ..errors import RunFolderError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
 from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
@@ -34,9 +33,9 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name of the timing state in a checkpoint
-# Without --network, the mean duration of a round on the slowest client is at most this multiple of the mean duration on the fastest client.
+# Without --network: ratio of the longest to the shortest mean duration of a client's work in a round.
 MAX_SLOWDOWN = 4.0
-# The duration of a client's round differs from the client's mean by at most this fraction of the mean.
+# Without --network: maximum difference between the duration of a client's work and the client's mean, as a fraction of the mean.
 MAX_SWING = 0.5
 SILENT = "reply"  # `stage` of a report that replaces a missing answer
 TRAINED = "train", "encode"  # values of `stage` for failures during or after training
@@ -45,14 +44,17 @@ TRAINED = "train", "encode"  # values of `stage` for failures during or after tr
 class VirtualClock(Clock):
     """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
-    The time of each exchange starts at zero, so a deadline does not depend on the duration of earlier rounds.
+    `now` returns seconds since the start of the exchange, like `limit_s`.
     """
 
     def __init__(self) -> None:
-        # Seconds since the start of the exchange; time limit of the exchange in seconds, or None without a limit.
-        self.elapsed_s, self.limit_s = 0.0, None
+        self.elapsed_s = 0.0  # since the start of the exchange
+        self.limit_s = None  # time limit of the exchange; None: no limit
         self.expected = 1  # maximum number of answers that one call of `receive` returns
-        self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
+        self._began_s = 0.0  # start of the exchange, since the start of the run
+        self._taken_s = 0.0  # last call of `take`, since the start of the run
+        # From the last call of `take` to the start of the exchange. The difference `_began_s - _taken_s` would be less exact.
+        self._round_s = 0.0
 
     @property
     def time_s(self) -> float:  # type: ignore[override]
@@ -69,24 +71,25 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance the clock to `elapsed_s` seconds after the start of the exchange. Never move the clock back."""
+        """Advance the clock to `elapsed_s` seconds after the start of the exchange, unless that is in the past."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
         self._settle()
-        self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
+        self._began_s += seconds
+        self._round_s += seconds
 
     def move_to(self, time_s: float) -> None:
         self.elapsed_s, self._began_s, self._round_s = 0.0, time_s, time_s - self._taken_s
 
     def take(self) -> float:
         self._settle()
-        taken, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
-        return taken
+        taken_s, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
+        return taken_s
 
     def _settle(self) -> None:
-        self._began_s = self._began_s + self.elapsed_s
-        self._round_s = self._round_s + self.elapsed_s
+        self._began_s += self.elapsed_s
+        self._round_s += self.elapsed_s
         self.elapsed_s = 0.0
 
 
@@ -94,15 +97,17 @@ class VirtualClock(Clock):
 class Arrival:
     """An answer on its way to the server. Answers that arrive at the same time are delivered in the order of the client ids."""
 
-    due_s: float  # time of arrival, in seconds since the start of the exchange
+    due_s: float  # time of arrival, since the start of the exchange
     client: int
     answer: Report | Lost = field(compare=False)
-    # Start of the exchange, in seconds since the start of the run.
-    began_s: float = field(compare=False)
+    exchange_s: float = field(compare=False)  # start of the exchange, since the start of the run
 
 
 class TimedTransport(Transport):
-    """A transport that adds a network's delays to another transport. The function `steps` returns an assignment's number of local steps."""
+    """A transport that adds a network's delays to another transport.
+
+    The function `steps` returns an assignment's number of local steps, which determines how long the client trains.
+    """
 
     def __init__(
         self,
@@ -112,11 +117,11 @@ class TimedTransport(Transport):
         steps: Callable[[Assignment], int],
     ):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
-        # Maps a client to the start and the end of its work on its newest assignment, in seconds since the start of the run.
+        # Start and end of each client's work on its newest assignment, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
-        # Maps a client to the time at which its answer to a cancelled assignment arrives, in seconds since the start of the run.
+        # Arrival of each client's answer to a cancelled assignment, in seconds since the start of the run.
         self.late: dict[int, float] = {}
-        # Maps a client to the seconds from assignment to answer in its newest exchange.
+        # Arrival of each client's newest answer, in seconds since the start of its exchange.
         self.answer_s: dict[int, float] = {}
         self._in_transit: list[Arrival] = []  # a heap
 
@@ -126,9 +131,10 @@ class TimedTransport(Transport):
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send assignments, compute the clients' answers immediately, and schedule the arrival of the answers."""
         by_client = {assignment.client: assignment for assignment in assignments}
+        # Count the bytes first, since clients free the frames (encoded vectors) that they receive.
         bytes_down = {
             a.client: sum(map(len, (*a.frames, *a.announced, a.returned))) for a in assignments
-        }  # count the bytes before the clients free the frames (encoded vectors)
+        }
         self.cancel(by_client)
         self.transport.send(assignments)
         arrivals: list[Arrival] = []
@@ -143,8 +149,7 @@ class TimedTransport(Transport):
     def receive(self, timeout_s: float) -> list[Delivery]:
         """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
 
-        If a client answers that it needs all weights of the model, return the answer immediately, so that the server can send the client
-        another assignment.
+        If a client answers that it needs all weights of the model, return at once, so that the server can send it another assignment.
         """
         if not self._in_transit:
             return []
@@ -166,10 +171,10 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw the assignments of clients. The answers to these assignments count as late, and no exchange waits for a late answer."""
+        """Withdraw the open assignments of clients. Their answers become late: they are not delivered, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
-            a.client: a.began_s + a.due_s
+            a.client: a.exchange_s + a.due_s
             for a in self._in_transit
             if a.client in cancelled and a.due_s < math.inf
         }
@@ -182,62 +187,63 @@ class TimedTransport(Transport):
     def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
         """Return an answer with its arrival time, and record in `busy` when the client works."""
         client = a.client
-        asked_s = self.clock.now()
-        began_s = self.clock.time_s - asked_s
+        sent_s = self.clock.now()
+        exchange_s = self.clock.time_s - sent_s
         report = answer if isinstance(answer, Report) else None
         if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
-            return Arrival(math.inf, client, answer, began_s)
+            return Arrival(math.inf, client, answer, exchange_s)
         trained = report is None or report.kind == UPDATE or report.stage in TRAINED
         bytes_up = len(report.frame) if report is not None else 0
-        begins_s = self._start_s(client, began_s, asked_s)
-        due_s = begins_s + self.network.exchange_s(
+        start_s = self._start_s(client, exchange_s, sent_s)
+        due_s = start_s + self.network.exchange_s(
             client, a.round, bytes_down, self.steps(a) if trained else 0, bytes_up
         )
-        self.busy[client] = began_s + begins_s, began_s + due_s
-        return Arrival(due_s, client, answer, began_s)
+        self.busy[client] = exchange_s + start_s, exchange_s + due_s
+        return Arrival(due_s, client, answer, exchange_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Replace an answer by `Lost` if the client goes offline before the answer arrives and stays offline for GRACE_S seconds."""
-        asked_s, replaced = self.clock.time_s, []
+        now_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
-            client, began_s = arrival.client, arrival.began_s
-            until_s = began_s + arrival.due_s if arrival.due_s < math.inf else asked_s
-            lost_s = self.network.absences.lost_at_s(client, asked_s, until_s, GRACE_S)
+            client, exchange_s = arrival.client, arrival.exchange_s
+            until_s = exchange_s + arrival.due_s if arrival.due_s < math.inf else now_s
+            lost_s = self.network.absences.lost_at_s(client, now_s, until_s, GRACE_S)
             if lost_s is not None:
-                self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], lost_s), lost_s
-                arrival = Arrival(lost_s - began_s, client, Lost(NOT_RECONNECTED), began_s)
+                self.busy[client] = min(self.busy.get(client, (now_s, 0.0))[0], lost_s), lost_s
+                arrival = Arrival(lost_s - exchange_s, client, Lost(NOT_RECONNECTED), exchange_s)
             replaced.append(arrival)
         return replaced
 
-    def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`, in seconds since the start of the exchange."""
-        begins, ends = self.busy.get(client, (0.0, 0.0))
-        free_s = (ends if begins <= began_s + asked_s else begins) - began_s
-        return max(asked_s, free_s)
+    def _start_s(self, client: int, exchange_s: float, sent_s: float) -> float:
+        """Return when a client starts an assignment that was sent at `sent_s`. Both are in seconds since the start of the exchange."""
+        start_s, end_s = self.busy.get(client, (0.0, 0.0))
+        # A client that has not started its previous assignment skips that assignment.
+        free_s = (end_s if start_s <= exchange_s + sent_s else start_s) - exchange_s
+        return max(sent_s, free_s)
 
 
 class Timing:
     """The clock and the transport of a run on a virtual network, and the choice of clients from which cohorts are drawn.
 
-    `fewest` is the minimum number of clients that the strategy needs in a round.
+    `min_clients` is the number of clients that the strategy needs in a round.
     """
 
     def __init__(
         self,
         network: Network,
         config: RunConfig,
-        fewest: int,
+        min_clients: int,
         transport: Transport,
         steps: Callable[[Assignment], int],
     ):
         self.network, self.clock = network, VirtualClock()
         self.transport = TimedTransport(transport, network, self.clock, steps)
         cohort = cohort_size(config.participation, config.clients)
-        self._quota = Quota.later(config, cohort).at_least(min(fewest, config.clients))
-        self._availability, self._source = Availability(), config.network
+        self._quota = Quota.later(config, cohort).at_least(min(min_clients, config.clients))
+        self._availability, self._option = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
-        """Return the virtual seconds from a client's newest assignment to the answer. The argument `round` is ignored."""
+        """Return the virtual seconds from the start of a client's newest exchange to the client's answer. `round` is ignored."""
         return self.transport.answer_s[client]
 
     def gather(self) -> Sequence[int]:
@@ -255,10 +261,10 @@ class Timing:
             waited_s += step_s
             self.clock.wait(step_s)
 
-    def on_round_end(self, outcome: RoundResult) -> None:
+    def on_round_end(self, result: RoundResult) -> None:
         """Record which clients missed the deadline of a round, and which clients answered."""
-        self._availability.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
-        for accepted in outcome.accepted:
+        self._availability.mark_silent(r.client for r in result.rejections if r.stage == DEADLINE)
+        for accepted in result.accepted:
             self._availability.mark_responsive(accepted.client)
 
     def _record_late_answers(self) -> None:
@@ -268,15 +274,13 @@ class Timing:
             self._availability.mark_responsive(client)
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
-        """Return the seconds to the next event: a client leaves or returns, a late answer arrives, or the wait for clients ends."""
+        """Return the seconds until a client leaves or returns, a late answer arrives, or the round has waited for `patience_s` seconds."""
         time_s, patience_s = self.clock.time_s, self._quota.patience_s
         next_change_s = self.network.absences.next_change_s(time_s)
         step_s = min([next_change_s, *self.transport.late.values()]) - time_s
         if patience_s is None or waited_s >= patience_s:
             return step_s
         return min(step_s, patience_s - waited_s)
-
-    # Checkpoints.
 
     def take_changes(self) -> Changes:
         time_s, busy = self.clock.time_s, self.transport.busy
@@ -291,9 +295,7 @@ class Timing:
         }
         return {}, {STATE: json.dumps(state).encode()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Continue from the state that `take_changes` returned.
 
         Raises RunFolderError if the state belongs to another network, and ValueError, KeyError or TypeError if the state is malformed.
@@ -301,7 +303,7 @@ class Timing:
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:
             raise RunFolderError(
-                f"--network {self._source} has other values than at the start of the run; restore the values, or give another --out"
+                f"--network {self._option} differs from the network at the start of the run; restore that network, or give another --out"
             )
         self.clock.move_to(state["time_s"])
         self.clock.take()
@@ -313,7 +315,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws the virtual seconds of a client's work in a round. For runs without --network."""
+    """Return a function that draws the duration of a client's work from (round, client), for asynchronous runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)
@@ -326,7 +328,7 @@ def random_work_s(seed: int) -> Callable[[int, int], float]:
 def step_counter(
     algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
-    """Return a function that counts the local steps of an assignment, on the client's own data or its assigned partitions."""
+    """Return a function that counts the local steps of an assignment, on the client's own data or on assigned partitions."""
 
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:

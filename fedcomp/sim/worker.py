@@ -1,4 +1,4 @@
-"""The worker of `--engine processes` and `--engine ray`, which loads the task in another process and trains one client per job."""
+"""The worker of `--engine processes` and `--engine ray`: it loads the task in its own process, and trains one client per job."""
 
 import os
 import signal
@@ -36,11 +36,12 @@ class TrainingWorker:
         """`config` is a result of `with_absolute_paths`, and `dtype` is torch's default dtype in the parent process."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        # The task's training data, loaded when `train` is first called with `data=None`.
-        self._own_data: Examples | None = None
+        self._own_data: Examples | None = (
+            None  # loaded by the first call of `train` with `data=None`
+        )
 
     def load(self) -> str:
-        """Load the task. Return an error message of one line, or "" on success."""
+        """Load the task unless it is loaded. Return an error message of one line, or "" on success."""
         if self.engine is None:
             try:
                 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ class TrainingWorker:
     ) -> JobResult | str:
         """Train the client of `job` and write its update into `update`. Return the packed result, or an error message of one line.
 
-        `data` is None if this process reads the task's data itself.
+        If `data` is None, the worker reads the task's training data itself.
         """
         assert self.engine is not None
         try:
@@ -81,7 +82,7 @@ class TrainingWorker:
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    """Train the jobs that arrive on the connection at the file descriptor `descriptor`, until the parent process exits."""
+    """Train the jobs that arrive on a connection until the parent process exits. `descriptor` is the connection's file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
     connection = Connection(descriptor)
@@ -91,7 +92,7 @@ def main(descriptor: int, parent_pid: int) -> None:
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
         ) -> JobResult | str:
-            # `start`, `data` and `updates` refer to shared memory, which this process releases when this function returns.
+            # A function, so that its references to shared memory (`start`, `data`, `updates`) end when it returns.
             return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()
@@ -101,7 +102,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return `config` with absolute paths of the task and the data, which are valid in any working directory."""
+    """Return `config` with absolute paths of the task and the data, for processes with another working directory."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
     folder = data_folder(config.data)
@@ -117,9 +118,9 @@ def _exit_with_parent(parent_pid: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PickledTensor:
-    """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
+    """A wrapper that pickles a tensor as a NumPy array. Unpickling returns a tensor on the CPU.
 
-    Ray keeps arrays in a store that processes share, so do not write to a tensor after unpickling.
+    Do not write to the unpickled tensor, since Ray may store the array in memory that processes share.
     """
 
     tensor: Tensor
@@ -137,25 +138,25 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` with wrapped tensors, which can be pickled for another process."""
+    """Return a copy of `job` whose tensors are wrapped for pickling."""
     buffers, state = map_nested((job.buffers, job.state), PickledTensor)
     return job._replace(buffers=buffers, traces=job.traces.map(pack_trace), state=state)
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a copy of `result` with wrapped tensors, which can be pickled for another process."""
+    """Return a copy of `result` whose tensors are wrapped for pickling."""
     buffers, state = map_nested((result.buffers, result.state), PickledTensor)
     return result._replace(buffers=buffers, state=state)
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
-    """Return `data` with each tensor wrapped by `pack`, or None for LazyData, which the other process reads itself."""
+    """Return `data` whose tensors are wrapped by `pack`, or None for LazyData, which the other process reads itself."""
     if not isinstance(data, Data):
         return None
     return Data(map_tensors(data.inputs, pack), pack(data.targets))
 
 
 def unpacked_result(result: JobResult) -> JobResult:
-    """Unpack a result from another process, and copy its tensors."""
+    """Return a copy of an unpickled result, with tensors that may be written to."""
     buffers, state = map_nested((result.buffers, result.state), torch.clone)
     return result._replace(buffers=buffers, state=state)

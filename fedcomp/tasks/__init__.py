@@ -31,19 +31,16 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return the registered tasks by name, including tasks from plugins. Each value is a function that takes the data folder or None,
-    and returns the Task.
-    """
+    """Return the registered tasks by name, as functions that take the data folder or None and return the Task."""
     return {name: partial(load, name) for name in _TASKS}
 
 
-# Prefix of the task's name in a run's options if the task was given as a Python object.
+# Prefix of --task in the options of a run whose task was given as a Python object.
 OBJECT = "object:"
 
 
 def load(name: str, data: str | Path | None = None) -> Task:
-    """Return the task that `--task` names. The task's data is read on first use, so a missing data folder raises an error only when the
-    data is used.
+    """Return the task that `--task` names. Its data is read on first use, so a missing data folder raises an error only then.
 
     Raises TaskError for an unknown name, for a file without the task, and for a task that was given as a Python object.
     """

@@ -1,7 +1,7 @@
 """Augmentation: random changes of training examples.
 
 The random numbers depend only on (seed, round, client) and are drawn on the CPU, so that a client trains on the same examples with every
-training engine and on every device. Each example has its own random numbers, so that the examples of many clients can be augmented at once.
+training engine and on every device. Each example has its own random numbers, so the examples of many clients can be augmented together.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ class Augmentation:
     """Random changes of a task's training examples.
 
     `draw(generator, count)` returns the random numbers for `count` examples, an array [count, ...]. `apply(inputs, drawn)` returns the
-    augmented inputs, with the shape and dtype of `inputs` [batch, ...]. `drawn` [batch, ...] holds the random numbers of each example, on
-    the device of `inputs`. `apply` must not change its arguments.
+    augmented inputs, with the shape and dtype of `inputs` [batch, ...]. `drawn` [batch, ...] are the random numbers of the examples, on the
+    device of `inputs`. `apply` must not change its arguments.
     """
 
     draw: Callable[[np.random.Generator, int], np.ndarray]
@@ -37,7 +37,7 @@ class Augmentation:
 
 
 def _draw_crops_and_flips(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Return an int64 array [count, 3] with one row per image: the row and column of the crop (0 to 8), and 1 if the image is flipped."""
+    """Return an int64 array [count, 3]: for each image, row and column of the crop (0 to 8), and 1 if the image is flipped, else 0."""
     return generator.integers([0, 0, 0], [2 * PADDING + 1, 2 * PADDING + 1, 2], (count, 3))
 
 
@@ -55,5 +55,5 @@ def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
     )
 
 
-# The augmentation of He et al. 2016, section 4.2. As in the paper, the padding is the mean colour, which is zero for standardised images.
+# The augmentation of He et al. 2016, section 4.2. As in the paper, the padding has the mean colour, which is 0 for standardised images.
 CROP_AND_FLIP = Augmentation(_draw_crops_and_flips, _crop_and_flip)

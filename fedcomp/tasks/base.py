@@ -26,7 +26,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
-CALLS = {  # maps the functions of a Task to their arguments
+ARGUMENTS = {  # of the functions of a Task
     "collate": "items",
     "optimizer": "parameters",
     "train_fn": "model, data, local_round",
@@ -54,28 +54,27 @@ class Task:
         )
 
     `model()` returns a module with the same parameters on every call. `model()` may draw from the global random generators of torch, numpy
-    and random: fedcomp seeds them, so that server and clients build the same initial weights. If `model` is a module instead of a function,
-    the initial model is a copy of the module with its current weights.
+    and random: fedcomp seeds them, so that the server and all clients start with the same weights. If `model` is a module instead of a
+    function, the initial model is a copy of the module with its current weights.
 
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
     Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. If
     `test` is None, the model can only be evaluated on clients (--evaluate clients). If a batch is a tuple, its inputs are passed to the
     model by position. If a batch is a dict, its inputs are passed by keyword, and `target` is the key of the targets. `collate(items)`
-    returns a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
+    converts a list of a dataset's items to a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
     model's output, or the cross-entropy if the output has no such attribute. If the model's output has an attribute `.logits`, loss,
     accuracy and metrics receive these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression,
-    set `accuracy` to None. `metrics` maps names to functions that compute further metrics. Each metric function is called once per
-    evaluation, with the outputs and targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over
-    batches.
+    set `accuracy` to None. Loss and accuracy are averaged over batches. `metrics` maps names to functions that compute further metrics.
+    Each of these functions is called once per evaluation, with the outputs and targets of the whole test set on the CPU, and returns a
+    number.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces
-    the evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
-    "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers in the dict of
-    `train_fn` or `evaluate_fn` are metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on
-    clients.
+    the evaluation, also on clients (--evaluate clients). Both return a dict of numbers with at least the key "loss". If `train_fn` returns
+    a number "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers are metrics:
+    at most 64, with names of at most 64 bytes.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
@@ -87,7 +86,7 @@ class Task:
     test: Callable[[], Any] | Any = None
     loss: MetricFunction | None = None
     accuracy: MetricFunction | None = share_correct
-    augment: Augmentation | None = None  # how --augment changes training examples
+    augment: Augmentation | None = None  # the changes that --augment makes to training examples
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict, hash=False)
     collate: Callable[[list[Any]], Any] | None = None
     target: str = TARGET
@@ -98,14 +97,14 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise TaskError(
-                f"the name of a task is of type {type(self.name).__name__}; give a string, such as Task('mine', …)"
+                f"the name of a task must be a string, not {type(self.name).__name__}; give a name, such as Task('mine', …)"
             )
         if not isinstance(self.metrics, Mapping):
             raise TaskError(
                 f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
                 "(outputs, targets)"
             )
-        for name, arguments in CALLS.items():
+        for name, arguments in ARGUMENTS.items():
             if (value := getattr(self, name)) is not None and not callable(value):
                 by_name = ", or name the optimizer with --optimizer" * (name == "optimizer")
                 raise TaskError(
@@ -125,8 +124,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss`, and `forward` has an argument with
-        the name of the targets' key, the targets are passed too, so that the model can compute `.loss`.
+        If the inputs are a dict, its entries are passed as keyword arguments. The targets are among them only if the task has no `loss` and
+        `forward` has an argument with the name of the targets' key. Such a model computes the attribute `.loss` of its output itself.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -136,25 +135,23 @@ class Task:
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of a batch: the task's `loss` if given, else the attribute `.loss` of the outputs if present, else the
-        cross-entropy.
-        """
+        """Return the loss of a batch: the task's `loss`, else the attribute `.loss` of the outputs, else the cross-entropy."""
         if self.returns_loss(outputs):
             return outputs.loss
         return self.criterion(predictions(outputs), targets)
 
     def returns_loss(self, outputs: Any) -> bool:
-        """Return whether the model computes the loss, as the attribute `.loss` of its outputs."""
+        """Return whether the loss is the attribute `.loss` of the model's outputs."""
         return self.loss is None and getattr(outputs, "loss", None) is not None
 
     @property
     def criterion(self) -> MetricFunction:
-        """The loss as a function of outputs and targets: the task's `loss`, or the cross-entropy."""
+        """The task's `loss`, or else the cross-entropy, as a function of outputs and targets."""
         return self.loss or F.cross_entropy
 
 
 def predictions(outputs: Any) -> Any:
-    """Return the attribute `.logits` of a model's outputs if they have one, else the outputs."""
+    """Return the attribute `.logits` of a model's outputs, or else the outputs themselves."""
     return getattr(outputs, "logits", outputs)
 
 
@@ -192,22 +189,19 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 
 
 def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return two functions, for `train` and `test` of a Task: the first calls `read("train")`, and the second calls `read("test")`."""
+    """Return two functions for `train` and `test` of a Task, which call `read("train")` and `read("test")`."""
     return partial(read, "train"), partial(read, "test")
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:
-    """Return the task's model with its initial weights, on the CPU. The weights are the same on the server and on all clients.
-
-    The states of the global random generators do not change.
-    """
+    """Return the task's model with its initial weights, which depend only on `seed`. Global random generators do not change."""
     with seeded_globals(seeds.key(seed, "initial weights")):
         return task.model()
 
 
 @contextmanager
 def seeded_globals(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and random within a `with` block, and restore them afterwards."""
+    """Seed the global random generators of torch, numpy and random within a `with` block, and restore their states afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -223,10 +217,11 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files of a data set from the subfolder `name` of `folder`, or, if there are none, from `folder` itself.
+    """Return the files of the data set `name` in the folder of --data: the files that `find` returns for the subfolder `name`, or, if
+    there are none, for the folder itself.
 
-    `find` takes a folder and returns the files of the data set in this folder. Raises DataError, which names --data, if there are no files
-    or the folder cannot be read. In the error message, `missing` names the missing files, and `contents` describes a complete folder.
+    Raises DataError if there are no files or the folder cannot be read. In the message, `missing` names the missing files, and `contents`
+    describes a complete folder.
     """
     if folder is None:
         raise DataError(
@@ -244,9 +239,9 @@ def find_files(
 
 @contextmanager
 def read_errors(path: Path, wanted: str, *malformed: type[Exception]) -> Iterator[None]:
-    """Convert errors of reading data in a `with` block to DataError, whose message names --data.
+    """Convert OSError, and the exception types in `malformed`, in a `with` block to DataError, whose message names --data.
 
-    OSError and the exception types in `malformed` are converted. `wanted` describes a valid file or folder in the error message.
+    `wanted` describes a valid file or folder in the message.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
     try:

@@ -1,4 +1,4 @@
-"""Checks of a task on two examples, before the first round of a run."""
+"""Checks of a task before the first round of a run."""
 
 import dataclasses
 import warnings
@@ -31,10 +31,10 @@ from .user_errors import GIVE_FOLDER, task_errors
 
 T = TypeVar("T")
 # Part of torch's warning if the arguments of a loss have different shapes.
-OTHER_SIZE = "Using a target size"
+DIFFERENT_SHAPES = "Using a target size"
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
-LABEL_DTYPES = (torch.int64, torch.uint8)  # dtypes of class labels for torch's cross-entropy
+LABEL_DTYPES = (torch.int64, torch.uint8)  # of the class labels that torch's cross-entropy accepts
 
 
 def check(
@@ -44,17 +44,17 @@ def check(
     test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
-    """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
+    """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1. Return the model's layout.
 
-    Return the layout (parameter names and shapes) of the model. A metric that fails on two examples is called again on the whole test set.
-    `train` and `test` are data that `data_of` has returned, or None to load the task's data. If there is no test data, pass the training
-    data as `test`. Raises TaskError if a check fails. The error names the task, the value that the task's code returned, and the expected
-    value. Raises ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises, such as
-    DataError, is passed on unchanged. The state of torch's global generator does not change.
+    A metric that fails on two examples is called again on the whole test set. `train` and `test` are results of `data_of`, or None to load
+    the task's data. If there is no test data, pass the training data as `test`. The state of torch's global generator does not change.
+
+    Raises TaskError if a check fails, with a message that names the task, the value that its code returned, and the expected value. Raises
+    ConfigError if `augment` is True and the task has no augmentation. A FedcompError of the task's code, such as DataError, is passed on.
     """
     if augment and task.augment is None:
         raise ConfigError(
-            f"--augment: task '{task.name}' has no augmentation; leave the flag out, or give the task an 'augment'"
+            f"--augment: task '{task.name}' has no augmentation; leave --augment out, or give the task an 'augment'"
         )
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
@@ -73,16 +73,16 @@ def check(
 
 
 def layout_of(task: Task) -> Layout:
-    """Return the layout of a task's model, without reading its data. Raises TaskError for a model that cannot be trained."""
+    """Return the layout of a task's model without reading the task's data. Raises TaskError for a model that cannot be trained."""
     with torch.random.fork_rng(devices=[]):
         return Layout.of(_model(task))
 
 
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
-    """Return the names of buffers that training changes, such as those of spectral normalization.
+    """Return the names of the buffers that training changes but the server does not know, such as those of spectral normalization.
 
-    Clients do not send buffers, so these buffers keep their initial values in the server's model. The result omits the running statistics
-    of layers such as BatchNorm, which the server computes itself. `model` is left in eval mode.
+    These buffers keep their initial values in the server's model, since clients do not send buffers. The result omits the running
+    statistics of layers such as BatchNorm, which the server computes itself. `model` is left in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -99,7 +99,7 @@ def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]
 
 
 def data_of(task: Task, split: str) -> Examples:
-    """Return the task's "train" or "test" data. Raises TaskError if this data is missing, cannot be read or is not valid."""
+    """Return the task's "train" or "test" data. Raises TaskError if the data is missing, unreadable or invalid."""
     data = data_or_none(task, split)
     if data is None and split == "test":
         raise TaskError(
@@ -109,14 +109,14 @@ def data_of(task: Task, split: str) -> Examples:
 
 
 def data_or_none(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data, or None if there is none. Raises TaskError if this data cannot be read or is not valid."""
+    """Return the task's "train" or "test" data, or None if the task has none. Raises TaskError if the data is unreadable or invalid."""
     with task_errors(f"task '{task.name}': {split}()", without_folder=GIVE_FOLDER):
         data = getattr(task, split)()
     return None if data is None else _check_data(task, split, data)
 
 
 def local_data(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data, or None if the task has no such data or if the data file is not on this machine."""
+    """Return the task's "train" or "test" data, or None if the task has none or its file does not exist on this machine."""
     try:
         return data_or_none(task, split)
     except TaskError as error:
@@ -143,7 +143,7 @@ def _model(task: Task) -> nn.Module:
 
 
 def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
-    """Return whether all tensors that are never sent, namely buffers and frozen parameters, are equal in two models."""
+    """Return whether the tensors that are never sent (buffers and frozen parameters) are equal in two models."""
     trained = {entry.name for entry in layout}
     first, second = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
     return first.keys() == second.keys() and all(
@@ -152,7 +152,7 @@ def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, with NaN equal to NaN."""
+    """Return whether two tensors are equal, where NaN equals NaN."""
     if a.dtype != b.dtype:
         return False
     return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -174,7 +174,7 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
 
 
 def _named_parts(data: Data) -> dict[str, Any]:
-    """Return the inputs and targets by their names in error messages, such as "inputs[0]"."""
+    """Return the inputs and targets by the names that error messages use, such as "inputs[0]"."""
     inputs: Any = data.inputs
     if isinstance(inputs, tuple):
         inputs = dict(enumerate(inputs))
@@ -215,9 +215,9 @@ def _check_training_step(task: Task, model: nn.Module, data: Examples, count: in
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss = _call(task, f"loss of {shapes}", lambda: task.loss_of(outputs, batch.targets))
-    if any(OTHER_SIZE in str(warning.message) for warning in caught):
+    if any(DIFFERENT_SHAPES in str(warning.message) for warning in caught):
         raise TaskError(
-            f"task '{task.name}': {call}: the loss combines each output with each target, because the {shapes} have different shapes; "
+            f"task '{task.name}': {call}: {shapes} have different shapes, so the loss would compare each output with each target; "
             "give targets of the outputs' shape, such as targets[:, None]"
         )
     scalar = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.ndim
@@ -258,7 +258,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
             _require(task, valid, "metrics", f"the name {name!r}", wanted)
             try:
                 _check_metric(task, name, outputs, targets)
-            except TaskError:  # a metric such as AUC may need more than two examples
+            except TaskError:  # a metric such as the AUC may need more than two examples
                 pairs = [
                     (predictions(_model_outputs(task, model, b, forward)), b.targets)
                     for b in data.batches(250)
@@ -268,7 +268,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ignore warnings, for example about missing classes
+        warnings.simplefilter("ignore")  # two examples may lack classes, for example
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 
@@ -276,7 +276,7 @@ def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> No
 def _number(
     task: Task, call: str, function: MetricFunction, outputs: Any, targets: Any, expected: str
 ) -> float:
-    """Return the result of a metric function as a float. Raises TaskError if the result is not a single real number."""
+    """Return the result of a metric function as a float. Raises TaskError if the result is not a number."""
     value = _call(task, call, lambda: function(outputs, targets))
     try:
         return float(value)
@@ -289,15 +289,12 @@ def _shapes(batch: Batch) -> str:
 
 
 def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any:
-    """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`.
-
-    Raises TaskError, which names the call, if the model fails or returns another value.
-    """
+    """Return the model's output for a batch. Raises TaskError if the model fails, or returns neither a loss nor a tensor of outputs."""
     for name in batch.inputs if isinstance(batch.inputs, dict) else ():
         if name != task.target and not forward_takes(model, name):
             raise TaskError(
-                f"task '{task.name}': the batch has a key '{name}', but the model's forward has no such argument; rename or drop this "
-                f"key, or, if it holds the targets, give Task(target='{name}')"
+                f"task '{task.name}': the batch has the key '{name}', but the model's forward has no argument of this name; rename or drop "
+                f"the key, or, if it is the key of the targets, give Task(target='{name}')"
             )
     used = {t.dtype for t in tensors(batch.inputs) if t.is_floating_point()}
     types = {p.dtype for p in model.parameters()}
@@ -318,7 +315,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets: Any) -> None:
-    """Raise TaskError if the cross-entropy cannot be computed for `targets`, or if a label in `data` is not the index of an output."""
+    """Raise TaskError if the cross-entropy cannot use `targets` as labels, or if a label in `data` is not the index of an output."""
     if task.criterion is not F.cross_entropy or not isinstance(outputs, Tensor):
         return
     call = f"{split}().targets"
@@ -331,7 +328,7 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets:
     n = outputs.shape[1]
     if n == 1:
         raise TaskError(
-            f"task '{task.name}': the model has 1 output, whose cross-entropy is always 0; give the task another loss, such as "
+            f"task '{task.name}': the model has 1 output, for which the cross-entropy is always 0; give the task another loss, such as "
             "loss=torch.nn.functional.mse_loss"
         )
     if data.targets.ndim == 1 and not data.targets.is_floating_point():
@@ -341,10 +338,7 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets:
 
 
 def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
-    """Return the Python expression that converts targets to labels for the cross-entropy, such as "targets.long()".
-
-    Return an empty string if the targets need no conversion.
-    """
+    """Return an expression that converts targets to labels, such as "targets.long()", or "" if no conversion is needed."""
     integer = "" if targets.dtype in LABEL_DTYPES else ".long()"
     if outputs.ndim == targets.ndim == 2 and outputs.shape[1] > 1:
         if targets.shape[1] == 1:
@@ -357,13 +351,13 @@ def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
 
 
 def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct the task") -> T:
-    """Call a function of the task's code and return its result. Raises TaskError, which names the call and the fix, if the call fails."""
+    """Return the result of a function of the task's code. Raises TaskError, which names the call and the fix, if the function fails."""
     with task_errors(f"task '{task.name}': {call}", fix):
         return function()
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
-    """Raise TaskError if `valid` is false. The message names the call, the value that was returned (`got`) and the `expected` value."""
+    """Raise TaskError if `valid` is false. The message names the call, its result (`got`) and the expected result."""
     if not valid:
         raise _unexpected(task, call, got, expected)
 

@@ -1,9 +1,9 @@
-"""CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, 32x32 in colour.
+"""CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, in colour, of 32x32 pixels.
 
 VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek,
 "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019.
 
-ResNet-18 is from He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. For the small images of CIFAR-10, one 3x3
+ResNet-18 is from He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. Since the images are small, one 3x3
 convolution replaces the first convolution (7x7) and the pooling after it. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the
 running statistics of BatchNorm differ between clients with different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm
 has 2 groups, as in Reddi et al., ICLR 2021.
@@ -19,7 +19,7 @@ from .base import Task, builtin_task, splits
 from .parquet import ImageDataset
 
 GROUPS = 2
-# For each stage: its number of channels divided by that of the first stage, and the stride of its first block.
+# For each stage: its number of channels as a multiple of `width`, and the stride of its first block.
 STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 
@@ -82,7 +82,7 @@ def images(data: Path | None) -> ImageDataset:
 def network() -> nn.Module:
     """Return VGG11* with 865,482 parameters, for inputs [batch, 3, 32, 32].
 
-    As in Sattler et al.'s code, convolutions are initialised by fan-out (He et al. 2015).
+    Convolutions are initialised by fan-out (He et al. 2015), as in Sattler et al.'s code.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -109,9 +109,7 @@ def network() -> nn.Module:
 
 @builtin_task("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
-    """Return the task of training VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised by its mean and standard
-    deviation.
-    """
+    """Return the task to train VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised."""
     return Task(
         "cifar10-vgg11s", network, *splits(images(data).standardised), augment=CROP_AND_FLIP
     )
@@ -119,9 +117,7 @@ def vgg11s(data: Path | None) -> Task:
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
-    """Return the task of training ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised by its mean and standard
-    deviation.
-    """
+    """Return the task to train ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised."""
     return Task(
         "cifar10-resnet18", ResNet18, *splits(images(data).standardised), augment=CROP_AND_FLIP
     )

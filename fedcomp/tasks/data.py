@@ -1,7 +1,6 @@
 """Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-The method `batch` returns the batch of examples with given indices. The inputs of a batch are a tensor, a tuple of tensors (positional
-arguments of the model) or a dict of tensors (keyword arguments).
+The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model) or a dict of tensors (keyword arguments).
 """
 
 import hashlib
@@ -29,8 +28,7 @@ class Batch(NamedTuple):
     """The inputs and targets of several examples."""
 
     inputs: Inputs
-    # A tensor, or nested tuples, lists and dicts of tensors; or None if there are no targets.
-    targets: Any
+    targets: Any  # a tensor, or nested tuples, lists and dicts of tensors; None: no targets
 
     def __len__(self) -> int:
         return len(tensors(self.inputs)[0])
@@ -56,8 +54,8 @@ class Data:
     """Examples in memory.
 
     `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
-    by class need integers [N]. `groups` [N] holds the group of each example, such as a user id. The partition `natural` assigns all
-    examples of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
+    by class need integers [N]. `groups` [N] are the groups of the examples, such as user ids: the partition `natural` assigns all examples
+    of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
     """
 
     inputs: Inputs
@@ -78,7 +76,7 @@ class Data:
 
     @property
     def single_input(self) -> Tensor:
-        """The inputs of all examples as one tensor."""
+        """The inputs, which must be one tensor."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
@@ -93,8 +91,9 @@ class Data:
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
-        inputs: Any = self.inputs
-        # `Any`, because torch's type hints do not accept a tensor as a Dataset.
+        inputs: Any = (
+            self.inputs
+        )  # `Any`, because torch's type hints do not accept a tensor as a Dataset
         targets: Any = self.targets
         if isinstance(inputs, dict):
             inputs = StackDataset(**inputs)
@@ -113,7 +112,7 @@ class Data:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
             raise SpecError(
-                f"the task's data has no column '{name}'; give a key of the data's inputs"
+                f"the task's data has no column '{name}'; name a key of the inputs, which must be a dict"
             )
         return self.inputs[name].cpu().numpy()
 
@@ -122,9 +121,7 @@ class Data:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the data, which detects changed data when a run is resumed: the shapes of the inputs, and a hash of the
-        targets.
-        """
+        """The shapes of the inputs and a hash of the targets, to detect changed data when a run is resumed."""
         shapes = map_tensors(self.inputs, lambda t: list(t.shape))
         content = self.targets.cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
@@ -134,10 +131,10 @@ class Data:
 class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
-    `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
-    the `collate_fn` of `torch.utils.data.DataLoader` does. By default, `collate` stacks tensors and numbers. A batch is a pair (inputs,
-    targets), a longer tuple (input, …, targets), or a dict with the targets under the key `target`. Batches are moved to `device`.
-    `groups` and `n_clients` have the same meaning as in Data.
+    `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items)` converts a list of items to a batch, like the
+    `collate_fn` of `torch.utils.data.DataLoader`; the default stacks tensors and numbers. A batch is a pair (inputs, targets), a longer
+    tuple (input, …, targets), or a dict with the targets under the key `target`. Batches are moved to `device`. `groups` and `n_clients`
+    have the same meaning as in Data.
     """
 
     dataset: Any
@@ -175,7 +172,7 @@ class LazyData:
         return Subset(self.dataset, rows.tolist())
 
     def labels(self) -> Tensor:
-        """Return the target of every example. If the dataset has no attribute or column of targets, every item is read."""
+        """Return the target of every example. Every item is read if the dataset has no column or attribute with the targets."""
         if _is_hugging_face(self.dataset):
             labels: Any = _whole_column(self.dataset, self.target)
         else:  # torchvision's datasets have one of these attributes
@@ -188,9 +185,7 @@ class LazyData:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises SpecError if the dataset has no
-        such column.
-        """
+        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises SpecError if there is none."""
         if name is None:
             return self.groups
         if _is_hugging_face(self.dataset) and name in self.dataset.column_names:
@@ -199,7 +194,7 @@ class LazyData:
         if values is not None and len(values) == len(self):
             return np.asarray(values)
         raise SpecError(
-            f"the task's data has no column '{name}'; give a column or attribute of the dataset"
+            f"the task's data has no column '{name}'; name a column or an attribute of the dataset"
         )
 
     def to(self, device: torch.device | str) -> "LazyData":
@@ -207,10 +202,7 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the data, which detects changed data when a run is resumed.
-
-        The fingerprint is the number of examples; for a Hugging Face Dataset, its own fingerprint is appended.
-        """
+        """The number of examples and a Hugging Face Dataset's fingerprint, to detect changed data when a run is resumed."""
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
 
@@ -220,8 +212,7 @@ Examples = Data | LazyData
 class DataSource:
     """The value of `train` or `test` in a Task: data in one of the forms that DATA_FORMS describes, or a function that returns such data.
 
-    Calling a DataSource returns the data as Data or LazyData. A value in another form is returned unchanged, and `check` (in check.py)
-    reports it as an error.
+    A DataSource is called to get the data, converted by `data_from`.
     """
 
     def __init__(
@@ -237,10 +228,11 @@ class DataSource:
 def data_from(
     value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData. Any other value is returned unchanged. NumPy float64
-    arrays become tensors of torch's default dtype, and integer arrays become int64 tensors, as layers and losses require. A dict or list
-    with the data of each client is concatenated, and the keys of the dict or the positions in the list become the groups. Raises ValueError
-    for a client without examples.
+    """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData.
+
+    Any other value is returned unchanged, so that check.py reports it. NumPy float64 arrays become tensors of torch's default dtype, and
+    integer arrays become int64 tensors, as layers and losses require. The data of several clients is concatenated, and the keys of its dict
+    or the positions in its list become the groups. Raises ValueError for a client without examples.
     """
     if isinstance(value, Data | LazyData):
         return value
@@ -276,8 +268,8 @@ def as_batch(collated: Any, target: str = TARGET) -> Batch:
             return Batch(dict(inputs), targets)
         return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, targets)
     raise ValueError(
-        f"a batch is a {type(collated).__name__}, without inputs and targets; change each item of the dataset to a tuple (input, target) "
-        "or a dict, or give the task a collate function"
+        f"a batch is of type {type(collated).__name__}, without inputs and targets; change each item of the dataset to a tuple "
+        "(input, target) or a dict, or give the task a collate function"
     )
 
 
@@ -303,7 +295,7 @@ def map_nested(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def concatenate_nested(parts: Sequence[Any]) -> Any:
-    """Concatenate batches of equal structure: tensors, or tensors in nested tuples, lists and dicts. Raises TypeError for other values."""
+    """Concatenate tensors, or nested tuples, lists and dicts of tensors with equal structure. Raises TypeError for other values."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
@@ -327,10 +319,9 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Return a description of the non-finite values, such as "NaN or infinity in 7 of 400 examples".
+    """Return a description of the non-finite values, such as "NaN or infinity in 7 of 400 examples", or "" if there are none.
 
-    `rows` are the indices of the examples to examine, by default all. Return an empty string if all values are finite, or if `data` is
-    LazyData, which is not examined.
+    Only the examples with the indices `rows` are examined, by default all. LazyData is not examined.
     """
     if not isinstance(data, Data):
         return ""
@@ -344,10 +335,7 @@ def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
 
 
 def _concatenate(parts: dict[Any, Any]) -> Any:
-    """Concatenate the data of clients. `parts` maps each client to its data.
-
-    If a value in `parts` is not data, return this value, so that `check` (in check.py) reports it.
-    """
+    """Concatenate the data of clients. If a value in `parts` is not data, return this value, so that check.py reports it."""
     by_client = list(parts.values())
     other = [part for part in by_client if not isinstance(part, Data | LazyData)]
     if other or not parts:
@@ -370,21 +358,18 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
 
 
 def _slices(count: int, size: int) -> list[slice]:
-    """Split the indices 0 to `count` − 1 into as few slices as possible, with at most `size` indices each.
-
-    The sizes of the slices differ by at most one, and larger slices come first.
-    """
+    """Split the indices 0 to `count` − 1 into as few slices as possible, with at most `size` and about equally many indices each."""
     parts = np.array_split(np.arange(count), -(-count // size))
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether an object has the attributes of a Hugging Face Dataset. This check does not import `datasets`."""
+    """Return whether an object is a Hugging Face Dataset, without an import of the package `datasets`."""
     return all(hasattr(value, name) for name in ("column_names", "with_format", "select"))
 
 
 def _whole_column(dataset: Any, name: str) -> np.ndarray:
-    """Return a column of a Hugging Face Dataset, even if the format of the Dataset excludes this column from batches."""
+    """Return a column of a Hugging Face Dataset, also if the Dataset's format excludes the column."""
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 
@@ -412,7 +397,6 @@ def _stack_column(name: str, column: Any) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Convert a value to a tensor without gradient. NumPy float64 arrays get torch's default dtype, and integer arrays get int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

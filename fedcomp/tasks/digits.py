@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. The task needs no download.
 
-A fixed random split has 1,437 training and 360 test examples. Pixels are standardised by the mean and standard deviation of the training
-set.
+They are split into 1,437 training and 360 test examples, always in the same random way. Pixels are standardised by the mean and standard
+deviation of the training set.
 """
 
 from pathlib import Path
@@ -40,5 +40,5 @@ def read(split: str) -> Data:
 
 @builtin_task("digits")
 def digits(data: Path | None = None) -> Task:
-    """Return the task of training a small network on scikit-learn's digits. `data` is ignored."""
+    """Return the task to train a small network on scikit-learn's digits. `data` is ignored."""
     return Task("digits", network, *splits(read))

@@ -21,7 +21,7 @@ def model() -> nn.Module:
 
 
 def spirals(count: int, seed: int) -> Data:
-    # Each row of inputs is an example. The data depends on the seed only, not on the machine.
+    # Each row of `inputs` is an example. The data depends only on `seed`.
     generator = torch.Generator().manual_seed(seed)
     arm = torch.randint(CLASSES, (count,), generator=generator)
     radius = torch.rand(count, generator=generator).sqrt()
@@ -40,8 +40,8 @@ task = Task(
     # Further arguments of Task:
     #
     #   loss      a function of outputs and targets that returns the mean over a batch; by default the cross-entropy
-    #   accuracy  a function of outputs and targets that returns a fraction from 0 to 1, or None; by default the share of
-    #             examples whose largest output is that of the target
+    #   accuracy  a function of outputs and targets that returns a fraction from 0 to 1, or None for no accuracy; by default the
+    #             fraction of examples whose largest output is at the index of the target
     #   metrics   a dict, name → function of the outputs and targets of the whole test set
     #   augment   a fedcomp.tasks.Augmentation, which changes training examples if --augment is given
 )

@@ -1,8 +1,8 @@
 """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28.
 
-The linear model is from Sattler et al. 2019. The convolutional network is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas,
-"Communication-efficient learning of deep networks from decentralized data", AISTATS 2017. With padded convolutions, the network has
-1,663,370 parameters, as stated in the paper.
+The linear model is from Sattler, Wiedemann, Müller, Samek, IEEE TNNLS 2019. The convolutional network is from McMahan, Moore, Ramage,
+Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017. The paper does not
+mention padding; with padding, the network has the number of parameters that the paper states, 1,663,370.
 """
 
 from pathlib import Path
@@ -14,14 +14,14 @@ from .parquet import PER_CHANNEL, PER_DATASET, PER_PIXEL, ImageDataset
 
 
 def images(data: Path | None, axes: tuple[int, ...] = PER_CHANNEL) -> ImageDataset:
-    """Return the MNIST images in a data folder, read on first use, and standardised over `axes`."""
+    """Return the MNIST images in a data folder, which are read on first use and standardised over `axes`."""
     return ImageDataset(data, "mnist", "image", (1, 28, 28), axes)
 
 
 def linear() -> nn.Module:
     """Return a linear model with 7,850 parameters, for inputs [batch, 784].
 
-    The initial weights are zero. With sparse updates, random initial weights would remain at the coordinates that are never sent.
+    The initial weights are zero. Random weights would stay in the model at coordinates that sparse updates never send.
     """
     model = nn.Linear(784, 10)
     nn.init.zeros_(model.weight)
@@ -47,19 +47,17 @@ def network() -> nn.Module:
 
 @builtin_task("mnist-logreg")
 def logreg(data: Path | None) -> Task:
-    """Return the task of logistic regression on MNIST. Each pixel is standardised by its own mean and standard deviation."""
+    """Return the task to train logistic regression on MNIST. Each pixel is standardised by its own mean and standard deviation."""
     return Task("mnist-logreg", linear, *splits(images(data, PER_PIXEL).flat))
 
 
 @builtin_task("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
-    """Return the task of logistic regression on MNIST. All pixels are standardised by one mean and standard deviation."""
+    """Return the task to train logistic regression on MNIST. All pixels are standardised by one mean and standard deviation."""
     return Task("mnist-logreg-global", linear, *splits(images(data, PER_DATASET).flat))
 
 
 @builtin_task("mnist-cnn")
 def cnn(data: Path | None) -> Task:
-    """Return the task of training the convolutional network of McMahan et al. on MNIST. All pixels are standardised by one mean and
-    standard deviation.
-    """
+    """Return the task to train McMahan et al.'s network on MNIST. All pixels are standardised by one mean and standard deviation."""
     return Task("mnist-cnn", network, *splits(images(data).standardised))

@@ -1,8 +1,8 @@
-"""Labelled images in parquet files with the schema of the Hugging Face hub.
+"""Labelled images in parquet files, as on the Hugging Face hub.
 
-The images of MNIST are train.parquet and test.parquet in the folder mnist/ of the --data folder, or directly in the --data folder.
-A file may be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes:
-binary, path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
+For example, MNIST is train.parquet and test.parquet, in the subfolder mnist of the --data folder or in the --data folder itself. A file may
+be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes: binary,
+path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
 """
 
 import io
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-# Lower limit for standard deviations of pixels scaled to 0..1. The limit prevents a division by 0 for pixels that are always black.
+# Smallest divisor for pixels scaled to 0..1, since pixels that are always black have a standard deviation of 0.
 MIN_DEVIATION = 0.01
 # Axes over which images [N, channels, height, width] are standardised.
 PER_PIXEL = (0,)
@@ -37,7 +37,7 @@ class ImageDataset:
     """The images and labels of a data set, read on first use. Methods raise DataError, which names --data, if files cannot be read."""
 
     folder: Path | None  # the folder of --data
-    dataset: str  # name of the data set in messages, and of its folder inside `folder`
+    dataset: str  # name of the data set and of its subfolder
     column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels
     axes: tuple[int, ...] = PER_CHANNEL  # axes over which the images are standardised
@@ -90,7 +90,7 @@ class ImageDataset:
         return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
     def _decode(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images and labels of a file. Raises DataError if the file does not have the schema of the data set."""
+        """Return the images and labels of a file. Raises DataError if the file is malformed."""
         with self._opened(file) as source:
             table = source.read(columns=[self.column, "label"])
             encoded = [image["bytes"] for image in table[self.column].to_pylist()]
@@ -100,13 +100,13 @@ class ImageDataset:
             if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
                 raise ValueError(f"a label is not a whole number from 0 to {CLASSES - 1}")
             images = np.empty((len(encoded), *self.shape), np.uint8)
-            # Images are decoded in one thread: images of this size are so small that several threads would wait for the interpreter lock.
+            # One thread, because several threads would wait for the interpreter lock: decoding a small image takes little time.
             for i, data in enumerate(encoded):
                 images[i] = self._pixels(data, f"image {i}")
         return images, labels.astype(np.int64)
 
     def _pixels(self, data: bytes, name: str) -> np.ndarray:
-        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError if `data` is not a PNG or JPEG file of this shape."""
+        """Return the pixels [*shape] of a PNG or JPEG file. Raises ValueError if `data` is not such a file or has another shape."""
         from PIL import Image
 
         channels, height, width = self.shape
@@ -148,7 +148,7 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes are kept, with length 1."""
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1, with length 1 in these axes."""
     # Sums of pixels and of their squares are integers below 2⁵³, for which float64 is exact.
     mean = images.mean(axes, np.float64, keepdims=True)
     squares = np.square(images, dtype=np.uint16).mean(axes, np.float64, keepdims=True)

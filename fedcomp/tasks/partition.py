@@ -1,7 +1,4 @@
-"""Partitions of the training examples among the clients, such as `iid`, `classes:2`, `shards:2`, `dirichlet:0.1` and `natural`.
-
-Each partitioner assigns every example to exactly one client.
-"""
+"""Partitions of the training examples among the clients: `iid`, `classes:2`, `shards:2`, `dirichlet:0.1` and `natural`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +15,7 @@ from .data import Examples
 
 
 class Partitioner(Protocol):
-    """The interface of partitioners, which assign examples to clients."""
+    """The interface of partitioners, which assign every example to one client."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client (0 to clients − 1) of each example, as an array [N]. Raises SpecError if the partitioner does not suit the
@@ -38,10 +35,12 @@ class IID:
 class Classes:
     """Give each client examples of N = `per_client` random classes, about equally many of each class.
 
-    This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
-    examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes N parts:
-    one from each of the N classes that have the most parts left. If a class has too few examples, some clients have fewer than N classes.
-    Raises SpecError if clients × N is less than the number of classes.
+    The examples are split into clients × N parts of similar size, each with examples of one class. A client takes N parts: one from each of
+    the N classes that have the most parts left. If a class has too few examples, some clients get fewer than N classes. Raises SpecError if
+    clients × N is less than the number of classes.
+
+    The partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
+    examples.
     """
 
     per_client: int = field(metadata={"example": 2})
@@ -65,7 +64,7 @@ class Classes:
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # by class
         remaining = parts.copy()
-        # Each client takes the classes with the most remaining parts, so that later clients find enough classes (Gale 1957, Ryser 1957).
+        # Classes with the most remaining parts come first, so that later clients find enough classes (Gale 1957, Ryser 1957).
         for client in rng.permutation(clients):
             taken = np.lexsort((rng.random(count), -remaining))[: n_classes[client]]
             remaining[taken] -= 1
@@ -108,14 +107,16 @@ class Dirichlet:
     """Divide each class among the clients by proportions drawn from Dir(alpha). A smaller alpha means more heterogeneous clients.
 
     Clients also have different numbers of examples, as in Yurochkin et al. 2019 and in Flower's DirichletPartitioner with
-    self_balancing=False. A client that is left without examples is assigned one random example of a client that has at least two examples.
+    self_balancing=False. If a client has no examples, it gets a random example of a client that has at least two.
     """
 
     alpha: float = field(metadata={"example": 0.1})
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
-            raise SpecError("alpha must be positive; give more than 0, such as dirichlet:0.1")
+            raise SpecError(
+                f"alpha is {self.alpha:g}; give a number above 0, such as dirichlet:0.1"
+            )
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _classes(data)
@@ -132,7 +133,7 @@ class Dirichlet:
         return owners
 
     def _proportions(self, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw proportions [clients] from Dir(alpha). The computation uses logarithms, which prevent underflow for a small alpha."""
+        """Draw proportions [clients] from Dir(alpha), computed with logarithms to prevent underflow for a small alpha."""
         logs = (
             np.log(rng.standard_gamma(self.alpha + 1, clients))
             + np.log1p(-rng.random(clients)) / self.alpha
@@ -145,8 +146,8 @@ class Dirichlet:
 class Natural:
     """Assign all examples of a group to the same client. Groups are sorted, then assigned to the clients cyclically.
 
-    `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`. If the
-    data is a list or dict with the data of each client, each client is a group.
+    `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`, or the
+    clients if the task gives the data of each client.
     """
 
     column: str | None = None
@@ -185,7 +186,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the task gives each client its own data, but the options divide the data differently; else an empty string."""
+    """Return a warning if the task gives the data of each client, but the options divide it in another way; else an empty string."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -201,8 +202,8 @@ def partition(
 ) -> list[np.ndarray]:
     """Return the examples of each client, as increasing int64 indices into `data`. Each client has at least one example.
 
-    The result depends on the arguments only. `name` is the name of the data in error messages. Raises SpecError for an unknown partition
-    and for a partition that does not suit the data, and ConfigError if there are more clients than examples.
+    `name` is the name of the data in error messages. Raises SpecError for an unknown partition and for a partition that does not suit the
+    data, and ConfigError if there are more clients than examples.
     """
     partitioner = parse_partitioner(spec)
     if clients > len(data):
@@ -219,8 +220,8 @@ def hold_out(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split the examples of each client into training and held-out examples, and return both as increasing indices.
 
-    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. If a client has only
-    one example, this example is not held out. The random choice depends only on the seed and the position of the client in `shards`.
+    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1 (none if n is 1). The random
+    choice depends only on the seed and the position of the client in `shards`.
     """
     training, held_out = [], []
     for client, shard in enumerate(shards):
@@ -236,8 +237,8 @@ def partition_test_data(
 ) -> list[np.ndarray] | None:
     """Return the test examples of each client, as increasing indices, or None if the test data cannot be divided among the clients.
 
-    Test data can be divided if the partition is `natural` and the test data has groups, too. Test examples whose group has no training
-    examples belong to no client.
+    Test data can be divided if the partition is `natural` and test examples are in the same groups as training examples. Test examples of
+    other groups belong to no client.
     """
     partitioner = parse_partitioner(spec)
     if not isinstance(partitioner, Natural):
@@ -257,15 +258,13 @@ def partition_test_data(
 
 
 def _examples_of(owners: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Return the indices of each client's examples, in increasing order. `owners` [N] holds the client of each example."""
+    """Return the indices of each client's examples, in increasing order. `owners` [N] are the clients of the examples."""
     ends = np.cumsum(np.bincount(owners, minlength=clients))
     return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
 
 
 def _classes(data: Examples) -> np.ndarray:
-    """Return the class of each example, as an array [N] of numbers from 0 to classes − 1. Raises SpecError for targets that are not
-    classes.
-    """
+    """Return the class of each example: an array [N] of numbers from 0. Raises SpecError for targets that are not classes."""
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
@@ -276,7 +275,7 @@ def _classes(data: Examples) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Divide `size` items, in order, into `count` slices of near-equal size. Return the number of each item's slice (0 to count − 1)."""
+    """Divide `size` items, in order, into `count` slices of similar size. Return the number of each item's slice (0 to count − 1)."""
     return np.arange(size) * count // size
 
 
@@ -284,7 +283,7 @@ def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray
     """Return the number of parts into which the examples of each class are split.
 
     The `total` parts are divided among the classes in proportion to their sizes (Webster's method). A class has at least one part, at most
-    `max_parts` parts, and at most one part per example. If these limits are low, the classes together have fewer than `total` parts.
+    `max_parts` parts, and at most one part per example. Because of these limits, there may be fewer than `total` parts.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

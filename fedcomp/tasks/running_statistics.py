@@ -1,10 +1,9 @@
 """Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
-The running mean and variance of a layer describe its activations for one set of weights. Clients keep their running statistics and do not
-send them. The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in
-Izmailov, Podoprikhin, Garipov, Vetrov, Wilson, "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
-Recalibration needs no messages between server and clients. If clients sent their own statistics, messages would be longer, and Byzantine
-clients could send false statistics.
+Running statistics describe the activations of a layer for one set of weights. Clients do not send theirs, which would make messages longer
+and would let Byzantine clients send false values. The server therefore computes running statistics for the averaged weights by forward
+passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson, "Averaging weights leads to wider optima and better
+generalization", UAI 2018, section 3.2.
 """
 
 from contextlib import ExitStack
@@ -27,8 +26,7 @@ NORMALIZATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNor
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers whose running statistics change during training, by name. The model is left in eval mode.
 
-    Layers that the model keeps in eval mode during training, such as a frozen BatchNorm, are excluded, since their statistics are
-    constants.
+    The result omits layers that stay in eval mode during training, such as a frozen BatchNorm, since their statistics are constants.
     """
     model.train()
     layers: dict[str, nn.Module] = {
@@ -45,9 +43,8 @@ def recalibrate_on(
 ) -> None:
     """Set the running statistics of a model to their averages over batches of the examples with the indices `rows`.
 
-    The model must be on `device`, and is left in eval mode. During the forward passes, only the recalibrated layers are in training mode,
-    so that dropout is off and other buffers do not change. Raises ValueError if a BatchNorm layer receives a batch with only one value per
-    channel.
+    The model must be on `device`, and is left in eval mode. During the forward passes, only the recalibrated layers are in training mode;
+    dropout is off, and other buffers do not change. Raises ValueError if a layer receives a batch with only one value per channel.
     """
     layers: list[Any] = [*recalibrated_layers(model).values()]
     index = torch.from_numpy(rows).to(data.device)
@@ -63,10 +60,10 @@ def recalibrate_on(
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Try the forward pass that recalibration needs. Return a description of the error, or an empty string if there is none. The model is
-    left in eval mode.
+    """Try the forward pass that recalibration needs. Return a description of the error, or "" if there is none.
 
-    The forward pass fails, for example, for a model that has no `forward` and is evaluated by its task's `evaluate_fn`.
+    An error occurs, for example, if the model has no `forward`, because the task's `evaluate_fn` calls other methods. The model is left in
+    eval mode.
     """
     try:
         rows = torch.arange(min(2, len(data)), device=data.device)

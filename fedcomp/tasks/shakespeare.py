@@ -2,8 +2,8 @@
 
 The task is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
 data", AISTATS 2017. The benchmark LEAF (Caldas et al. 2018) contains a similar task, with a client for each role. The model has an
-embedding of 8 dimensions and two LSTM layers of 256 units. For a window of 80 characters, the model predicts the next character at every
-position, as in McMahan et al. and Reddi et al. 2021. In LEAF, the model predicts only one character, which follows the window.
+embedding of 8 dimensions and two LSTM layers of 256 units. At each of the 80 positions of a window, it predicts the next character, as in
+McMahan et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the window.
 
 The text, shakespeare/input.txt or input.txt in the folder of --data, has speeches with a blank line between them. The first line of a
 speech is its role and a colon:
@@ -14,10 +14,10 @@ speech is its role and a colon:
     All:
     Speak, speak.
 
-The speeches of a role are concatenated in order and split into windows of 80 characters. No character is predicted twice. The last tenth of
-a role's windows, at least one, is test data. Characters after the last window are omitted. Roles with fewer than two windows are omitted,
-too: 232 of Tiny Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role,
-since the text does not name the plays.
+The speeches of a role are concatenated in order and split into windows of 80 characters, so no character is predicted twice. The last tenth
+of a role's windows, at least one, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows:
+232 of Tiny Shakespeare's roles remain. Unlike in LEAF, the First Citizens of two plays are one role, since the text does not name the
+plays.
 """
 
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ from .data import Data
 
 WINDOW = 80  # characters
 TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
-# The alphabet consists of a newline and printable ASCII, so that the index of a character does not depend on the text.
+# Newline and printable ASCII: a fixed alphabet, so that the index of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 UNKNOWN = len(ALPHABET)  # the index of every character that is not in ALPHABET
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """An LSTM with 824,425 parameters. For characters (int64 [batch, length]), the LSTM returns the scores of each next character (float32
-    [batch, length, 97]).
+    """An LSTM with 824,425 parameters. It maps characters (int64 [batch, length]) to scores of the next characters (float32 [batch, length,
+    97]).
     """
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):
@@ -87,9 +87,7 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Return the windows of each role: int64 [N, 81] for a role with N windows. The last character of a window is also the first of the
-        next window.
-        """
+        """The windows of each role with the character after them: int64 [N, 81] for a role with N windows."""
         path = self._path()
         with read_errors(path, "a complete copy, a text in UTF-8", UnicodeError):
             text = path.read_text(encoding="utf-8-sig")
@@ -116,7 +114,7 @@ class Text:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return a dict from role to the lines of all its speeches. Roles are in the order of their first speech."""
+    """Return the lines of all speeches of each role. Roles are in the order of their first speech."""
     lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):
@@ -140,5 +138,5 @@ def _split_windows(windows: np.ndarray, split: str) -> np.ndarray:
 
 @builtin_task("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
-    """Return the task of predicting the next character in the speeches of each role."""
+    """Return the task to predict the next character in the speeches of each role."""
     return Task("shakespeare-lstm", CharacterLSTM, *splits(Text(data).read), loss)

@@ -1,8 +1,8 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports other modules only once in a process. If the folders of two task files contain
-different modules of the same name, `load` therefore raises TaskError.
+of `load` executes the task file again, but Python imports other modules only once in a process. `load` therefore raises TaskError if the
+folders of two task files contain different modules of the same name.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process h
 
 
 def load(text: str, data: Path | None) -> Task:
-    """Return the task of `path/file.py:name`. The global random generators get the same seed before each execution of the file.
+    """Return the task that `text`, such as path/file.py:name, names. The file is executed with the same random seed every time.
 
     `name` is a Task, or a callable that returns a Task. If the callable takes an argument, it is called with the data folder. Raises
-    TaskError for errors in the file. A FedcompError from the file's code is raised unchanged.
+    TaskError for errors in the file, except that a FedcompError of the file's code is passed on.
     """
     file, _, name = text.rpartition(":")
     if text.endswith(".py"):
@@ -51,13 +51,12 @@ def load(text: str, data: Path | None) -> Task:
             raise TaskError(f"--task {text} does not name a task in the file; give {give}")
         if not hasattr(module, name):
             fix = nearest(name, names) if names else "define it there"
-            raise TaskError(f"--task {text}: the file has no '{name}'; {fix}")
+            raise TaskError(f"--task {text}: the file does not define '{name}'; {fix}")
         return as_task(getattr(module, name), data, text)
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
-    """Return `value` if it is a Task. Otherwise call `value` and return the Task that the call returns. `text` names `value` in error
-    messages.
+    """Return `value` if it is a Task, else the Task that calling `value` returns. `text` names `value` in error messages.
 
     Raises TaskError if the call fails or does not return a Task.
     """
@@ -88,7 +87,7 @@ def _module(path: Path, text: str) -> ModuleType:
 def _add_to_path(path: Path, text: str) -> None:
     """Put the folder of a task file first on `sys.path`.
 
-    Raises TaskError if a module in the folder has the name of a module that another task file has imported.
+    Raises TaskError if the folder contains a module whose name another task file has imported from its own folder.
     """
     folder = str(path.parent)
     others = _TASK_FOLDERS - {folder}
@@ -107,10 +106,7 @@ def _add_to_path(path: Path, text: str) -> None:
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of the tasks in a module.
-
-    For a module without a task, return the names of the functions that the module defines, since they may return a task.
-    """
+    """Return the names of the tasks in a module or, if there are none, of its functions, which may return a task."""
     values = vars(module).items()
     functions = [
         key
@@ -121,7 +117,7 @@ def _names(module: ModuleType) -> list[str]:
 
 
 def _call(function: Any, data: Path | None, text: str) -> Any:
-    """Call `function`, with the data folder if it takes an argument. A value that is not callable is returned unchanged."""
+    """Call `function`, with the data folder if it takes an argument. Return a value that is not callable unchanged."""
     if not callable(function):
         return function
     takes_folder = accepts(function, 1)

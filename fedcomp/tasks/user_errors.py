@@ -1,4 +1,4 @@
-"""One-line descriptions of errors in a user's code: file, line and function of the user's stack frame, and the error."""
+"""One-line descriptions of errors in a user's code."""
 
 import os
 import sysconfig
@@ -13,7 +13,7 @@ from ..errors import FedcompError, OutOfMemoryError, TaskError
 
 TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
-# Fix for an error in a task that received None as its data folder.
+# Advice if a task's code fails and its data folder is None.
 GIVE_FOLDER = "if the task reads a data folder, give the folder with --data DIR or FEDCOMP_DATA; else correct the task"
 LIBRARY_PREFIXES = (
     *("<frozen", "<__array_function__"),  # file names that Python gives to code without a file
@@ -35,9 +35,8 @@ MAX_MESSAGE_CHARS = 200  # maximum number of characters of the allocator's messa
 def describe(error: BaseException) -> str:
     """Return a one-line description of an error, such as "my_task.py, line 12, in forward: ValueError: wrong shape".
 
-    File, line and function are those of the innermost stack frame outside of fedcomp and installed packages, and are omitted if there is no
-    such frame. Only the first line of the error's message is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard
-    error.
+    File, line and function are those of the innermost stack frame outside of fedcomp and installed packages, if there is one. If
+    FEDCOMP_TRACEBACK is set, also print the traceback to standard error.
     """
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
@@ -58,8 +57,8 @@ def task_errors(
 ) -> Iterator[None]:
     """Convert errors of a task's code in a `with` block to TaskError, whose message names the call and the fix.
 
-    A FedcompError that the code raises is passed on unchanged. If the error mentions "NoneType", a missing data folder is the probable
-    cause, and the message contains the fix `without_folder` (if given) instead of `fix`.
+    A FedcompError is passed on unchanged. If the error mentions "NoneType", the cause is probably a missing data folder, and the fix is
+    `without_folder`, if given.
     """
     try:
         yield
@@ -76,7 +75,7 @@ def task_errors(
 def client_error(error: BaseException) -> FedcompError:
     """Return the error of a client as a FedcompError.
 
-    An exception of another type is replaced by a new error, because the stack frames in its traceback would keep tensors in memory.
+    An exception of another type is replaced, because the stack frames in its traceback would keep tensors in memory.
     """
     if isinstance(error, FedcompError):
         return error
@@ -91,7 +90,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """If `error` means that memory ran out, return an error that names the device and the flags that reduce memory, else None."""
+    """If `error` means that memory ran out, return an error that names the device and the options that save memory, else None."""
     if not is_out_of_memory(error):
         return None
     cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(
@@ -105,7 +104,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def _user_frame(error: BaseException) -> str:
-    """Return file, line and function of the innermost stack frame outside of libraries, or an empty string if there is no such frame."""
+    """Return file, line and function of the innermost stack frame outside of libraries, or "" if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_library(frame.filename):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"

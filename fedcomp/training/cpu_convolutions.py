@@ -1,8 +1,8 @@
 """Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
-Since max(relu(x)) = relu(max(x)), the ReLU is applied after max-pooling, where fewer elements are left. The outputs are bit-identical to
-those of separate layers. In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward
-pass skips zero gradients (kernels/pooled.py). It sums gradients in another order than torch, so the sums differ by rounding.
+The layer computes relu(max(conv(x))), which equals max(relu(conv(x))) bit for bit, but applies the ReLU to fewer elements. Max-pooling
+makes most gradients of the convolution's outputs zero. For large convolutions, the backward pass skips these zeros (kernels/pooled.py); its
+gradients then differ from torch's by rounding, because they are summed in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,16 @@ from ..kernels import pooled
 NOT_CONTIGUOUS = "view size is not compatible"
 
 
-def may_be_last(layer: nn.Conv2d) -> bool:
-    """Return whether a convolution is safe in the channels_last format.
+def supports_channels_last(model: nn.Module) -> bool:
+    """Return whether a model has convolutions, and all of them are safe in the channels_last format.
 
     In this format, torch 2.13 writes outside of its buffers if a strided 1×1 convolution has 2 to 5 input channels and the CPU has AVX2.
     """
-    return (
-        max(layer.kernel_size) > 1
-        or max(layer.stride) == 1
-        or layer.in_channels // layer.groups >= 8
-    )
-
-
-def channels_may_be_last(model: nn.Module) -> bool:
-    """Return whether a model has convolutions and all of its convolutions are safe in the channels_last format."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    return bool(convolutions) and all(map(may_be_last, convolutions))
+    return bool(convolutions) and all(
+        max(c.kernel_size) > 1 or max(c.stride) == 1 or c.in_channels // c.groups >= 8
+        for c in convolutions
+    )
 
 
 def set_memory_format(model: nn.Module, channels_last: bool) -> None:
@@ -42,11 +36,11 @@ def set_memory_format(model: nn.Module, channels_last: bool) -> None:
     model.to(memory_format=memory_format)  # type: ignore[call-overload]
 
 
-LAYERS = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+FUSIBLE = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]  # types of layers that a PooledConvolution replaces
 
 
 class PooledConvolution(nn.Module):
-    """A layer that computes relu(maximum(convolution(x))) with the convolution and max-pooling layers of a model."""
+    """A layer that computes relu(maximum(convolution(x)))."""
 
     def __init__(self, convolution: nn.Conv2d, maximum: nn.MaxPool2d):
         super().__init__()
@@ -73,8 +67,6 @@ class PooledConvolution(nn.Module):
 
 
 class _PooledFunction(torch.autograd.Function):
-    """The forward and backward passes of relu(maximum(convolution(x)))."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -95,7 +87,7 @@ class _PooledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indices, result = ctx.saved_tensors
-        # `<=` is false for NaN, so gradients where the result is NaN are kept.
+        # The gradient of the ReLU. `<=` is false for NaN, so the gradient of a NaN is not set to zero.
         grad_out = grad_out.masked_fill(result <= 0, 0.0)
         grad_x, grad_weight = pooled.gradients(
             x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
@@ -105,10 +97,9 @@ class _PooledFunction(torch.autograd.Function):
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return `model` as an nn.Sequential in which a PooledConvolution replaces each sequence of convolution, ReLU and max-pooling.
+    """Return an nn.Sequential in which a PooledConvolution replaces each sequence of convolution, ReLU and max-pooling in `model`.
 
-    Return `model` itself if it is not an nn.Sequential, if it has no sequence of convolution, ReLU and max-pooling, or if a layer has
-    hooks.
+    Return `model` itself if it is not an nn.Sequential, contains no such sequence, or has hooks.
     """
     layers = list(_fused(list(flat_layers(model))))
     if has_hooks(model) or not any(isinstance(layer, PooledConvolution) for layer in layers):
@@ -137,14 +128,12 @@ def flat_layers(model: nn.Module) -> Iterator[nn.Module]:
         yield model
 
 
-def _fused(layers: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def _fused(layers: Sequence[Any]) -> Iterator[nn.Module]:
     while layers:
-        match layers[:3]:
-            case [nn.Conv2d() as convolution, nn.ReLU(), nn.MaxPool2d() as maximum] if [
-                type(layer) for layer in layers[:3]
-            ] == LAYERS and not maximum.return_indices:
-                yield PooledConvolution(convolution, maximum)
-                layers = layers[3:]
-            case _:
-                yield layers[0]
-                layers = layers[1:]
+        types = [type(layer) for layer in layers[:3]]
+        if types == FUSIBLE and not layers[2].return_indices:
+            yield PooledConvolution(layers[0], layers[2])
+            layers = layers[3:]
+        else:
+            yield layers[0]
+            layers = layers[1:]

@@ -8,19 +8,19 @@ from ..errors import ConfigError
 
 
 def parse_devices(text: str) -> list[torch.device]:
-    """Return the devices of a simulation's `--device`, such as "cuda:0,cuda:1". Raises ConfigError."""
+    """Return the devices that a simulation's `--device` lists, such as "cuda:0,cuda:1". Raises ConfigError."""
     parsed = [parse_device(word) for word in text.split(",")]
     if len(parsed) > 1 and (
         len(set(parsed)) < len(parsed) or any(device.index is None for device in parsed)
     ):
         raise ConfigError(
-            f"--device {text}: a list of devices must name different GPUs by their numbers; give a list such as cuda:0,cuda:1"
+            f"--device {text}: a list of devices must name each GPU by its number, and only once; give a list such as cuda:0,cuda:1"
         )
     return parsed
 
 
 def parse_device(text: str) -> torch.device:
-    """Return the device that `--device` names. "auto" is the first CUDA device if there is one, else the CPU. Raises ConfigError."""
+    """Return the device that `text` names. "auto" is the first CUDA device if there is one, else the CPU. Raises ConfigError."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = text.partition(":")
@@ -36,7 +36,7 @@ def parse_device(text: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return a text for a run's header: the device, and the model of the GPU or the number of CPU threads."""
+    """Return the device and the GPU's model or the number of CPU threads, such as "cpu (2 threads)"."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -44,7 +44,7 @@ def describe(device: torch.device) -> str:
 
 
 def slow_precision_warning(precision: str, device: torch.device) -> str:
-    """Return a warning if the device only emulates arithmetic of this precision, which is slow, else an empty string."""
+    """Return a warning if the device can only emulate arithmetic of this precision, which is slow, else an empty string."""
     if (
         precision == "bfloat16"
         and device.type == "cpu"

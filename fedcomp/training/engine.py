@@ -18,7 +18,7 @@ from ..schedules import RATE, OptionSchedule
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
 from ..tasks.user_errors import client_error
-from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
+from .cpu_convolutions import NOT_CONTIGUOUS, fused, set_memory_format, supports_channels_last
 from .local_sgd import NO_TRACES, Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from .optimizers import make_optimizer
 from .parameter_memory import Freed, allocate, free_parameters
@@ -28,9 +28,9 @@ class Job(NamedTuple):
     """The local training of one client in a round."""
 
     round: int
-    client: int  # id of the client, or number of the data partition; part of the random seeds
+    client: int  # id of the client, or number of the data partition; used in random seeds
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
-    buffers: dict[str, Tensor] | None = None  # the model's buffers after the previous round
+    buffers: dict[str, Tensor] | None = None  # of the model after the client's previous round
     traces: Traces = NO_TRACES  # momentum and other vectors [numel], which training changes
     rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn
     # State of the optimizer or the train_fn after the client's previous round.
@@ -44,20 +44,19 @@ class JobResult(NamedTuple):
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
     # State of the optimizer or the train_fn, if the client keeps this state between rounds.
     state: dict[str, Any] | None = None
-    metrics: Mapping[str, float] = {}  # numbers that the train_fn returned, except the loss
-    examples: int | None = None  # value of "examples" that the train_fn returned
+    metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
+    examples: int | None = None  # number of examples by which a train_fn weights the update
 
 
 class LocalUpdate(NamedTuple):
     """The update of one client, and the other results of its training."""
 
-    # float32 [numel]: weights after the last step minus weights before the first step.
-    update: Tensor
+    update: Tensor  # float32 [numel]: weights after the last step minus weights before the first
     result: JobResult
 
 
 class ClientEngine(ABC):
-    """Base class of engines that train one client at a time in a shared model object. `model` is moved to `device`."""
+    """Base class of engines that train one client at a time. All clients train in the same `model`, which is moved to `device`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)
@@ -68,11 +67,11 @@ class ClientEngine(ABC):
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult:
-        """Train a client on `data`, starting from the weights `start` (float32 [numel]).
+        """Train a client on `data` from the weights `start` (float32 [numel]), and write the update into `out` (float32 [numel]).
 
-        `data` and `start` must be on the engine's device. The update is written into `out` (float32 [numel]). Buffers that are missing in
-        `job.buffers` start with their initial values. Random draws of the model, such as dropout, depend only on the seed, the round and
-        the client. The states of torch's global generators do not change.
+        `data` and `start` must be on the engine's device. Buffers that are missing in `job.buffers` start with their initial values. Random
+        draws of the model, such as dropout, depend only on the seed, the round and the client. The states of torch's global generators do
+        not change.
         """
 
     def try_job(
@@ -80,7 +79,7 @@ class ClientEngine(ABC):
     ) -> JobResult | Exception:
         """Call `train_job` and return its result, or the exception if training fails.
 
-        If the user's code forks the process, exceptions in the child process are raised, so that the child process ends.
+        If the user's code forks this process, exceptions in the fork are raised, so that the fork ends instead of continuing the run.
         """
         process = os.getpid()
         try:
@@ -110,7 +109,7 @@ class ClientEngine(ABC):
         """Free memory that the engine needs only during training, if there is any."""
 
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
-        """Load a client's buffers into the model. Buffers that are not given get their initial values."""
+        """Load a client's buffers into the model. Buffers that are missing in `buffers` get their initial values."""
         for name, buffer in self.model.named_buffers():
             buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
 
@@ -125,7 +124,10 @@ class ClientEngine(ABC):
 
 
 class Engine(ABC):
-    """Base class of engines, which train clients on a device. Except for rounding, a client's update does not depend on other clients."""
+    """Base class of engines that train the clients of a cohort on a device.
+
+    Except for rounding, a client's update does not depend on the other clients.
+    """
 
     device: torch.device
 
@@ -133,25 +135,24 @@ class Engine(ABC):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train the client of each job on `data`, starting from the weights `start` (float32 [numel]).
+        """Train the client of each job on `data` from the weights `start` (float32 [numel]). `data` and `start` are on the engine's device.
 
-        `data` and `start` must be on the engine's device. Return the updates of the clients whose training succeeded (float32 [clients,
-        numel], in order), and a list with the result or exception of each job. The caller may change the updates in place. Raises
-        ConfigError if no client can train with these options.
+        Return the updates of the clients whose training succeeded (float32 [clients, numel], in the order of the jobs), and the result or
+        exception of each job. The caller may change the updates in place. Raises ConfigError if no client can train with these options.
         """
 
-    def resident(self, data: Examples) -> Examples:
-        """Return `data` in the memory from which the engine reads it, such as the memory of a GPU."""
+    def place_data(self, data: Examples) -> Examples:
+        """Return `data`, moved to the memory from which the engine reads it, such as the memory of a GPU."""
         return data.to(self.device)
 
     def close(self) -> None:
-        """Stop the processes that the engine started."""
+        """Stop the threads and processes that the engine started."""
 
 
 class SequentialJobs(Engine):
     """An engine that trains the clients of a cohort one after the other, with a `ClientEngine`.
 
-    With `frees_memory`, the weights of the model that is trained are in memory only while clients train.
+    With `frees_memory`, the engine frees the memory of the model's weights after each call of `train`.
     """
 
     def __init__(self, engine: ClientEngine, *, frees_memory: bool = False):
@@ -173,10 +174,7 @@ class SequentialJobs(Engine):
 
 @contextmanager
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Context manager that seeds torch's global generators of the CPU and of `device`, and restores their states at the end.
-
-    This context manager is faster than torch.random.fork_rng.
-    """
+    """Seed torch's global generators of the CPU and of `device` within a `with` block. This is faster than torch.random.fork_rng."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -213,7 +211,7 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum in the job's `Traces`. Returns None, because SGD has no state except momentum."""
+        """Store the momentum in the job's `Traces`. SGD has no other state to return."""
         self.descent.finish()
 
 
@@ -221,8 +219,7 @@ class OptimizerSteps:
     """The local steps of one client with a torch optimizer, which is set by the task or by --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's previous round. Learning rates and other settings of the optimizer are those of the current
-    round, not those in `state`.
+    is the optimizer's state after the client's previous round, without learning rates and other settings.
     """
 
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
@@ -231,8 +228,7 @@ class OptimizerSteps:
         self.optimizer = make_optimizer(task, self.parameters, sgd)
         if state:
             groups = self.optimizer.state_dict()["param_groups"]
-            own = {"state": copy.deepcopy(state), "param_groups": groups}
-            self.optimizer.load_state_dict(own)
+            self.optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": groups})
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.schedule = OptionSchedule(
             "--step-schedule", sgd.step_schedule, RATE, 1.0, horizon=n_steps
@@ -260,7 +256,6 @@ class OptimizerSteps:
 
     @torch.no_grad()
     def _change_gradients(self) -> None:
-        """Clip the gradients, then add FedProx's proximal term and the strategy's correction."""
         if self.sgd.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
         if self.sgd.proximal or self.descent.traces:
@@ -272,7 +267,7 @@ class OptimizerSteps:
                 parameter.grad = gradient
 
     def finish(self) -> dict[str, Any] | None:
-        """Release the gradients. Return the optimizer's state if the client keeps it between rounds."""
+        """Free the gradients. Return the optimizer's state if the client keeps it between rounds."""
         self.optimizer.zero_grad()
         kept = self.sgd.optimizer_state == "kept"
         return self.optimizer.state_dict()["state"] if kept else None
@@ -281,8 +276,8 @@ class OptimizerSteps:
 class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
-    On a CPU, convolutions are computed in the channels_last format, which reduces the training time by a quarter. Models that do not work
-    in this format stay in the contiguous format.
+    On a CPU, convolutions are computed in the channels_last format, which reduces the training time by a quarter. Models that fail in this
+    format are trained in the contiguous format.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -291,7 +286,7 @@ class SerialEngine(ClientEngine):
         self.parameters = [parameters[e.name] for e in layout]
         self.sizes = [p.numel() for p in self.parameters]
         self.has_low_precision = any(p.dtype != torch.float32 for p in self.parameters)
-        self.channels_last = self.device.type == "cpu" and channels_may_be_last(self.model)
+        self.channels_last = self.device.type == "cpu" and supports_channels_last(self.model)
         self.fused = fused(self.model) if self.device.type == "cpu" else self.model
         set_memory_format(self.model, self.channels_last)
         self._freed: Freed = []
@@ -301,8 +296,8 @@ class SerialEngine(ClientEngine):
     ) -> JobResult:
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
-        A parameter on which the loss does not depend has a zero gradient. Parameters that are not float32 are rounded to their precision
-        before the first step. The update is the difference between the weights after the last step and these rounded weights.
+        A parameter on which the loss does not depend has a zero gradient. If a parameter is not float32, its start weights are rounded to
+        its precision, and the update is the difference from the rounded weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()
@@ -321,7 +316,7 @@ class SerialEngine(ClientEngine):
         except RuntimeError as error:
             if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
-            self.channels_last = False  # the model fails in the channels_last format
+            self.channels_last = False
             set_memory_format(self.model, self.channels_last)
             return self.train_job(start, data, job, sgd, seed, out)
         state = steps.finish()
@@ -352,7 +347,7 @@ class SerialEngine(ClientEngine):
             yield batch
 
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
-        """Return the loss of a batch. The forward pass is computed in `sgd.precision`, the loss in float32."""
+        """Return the loss of a batch, in float32 after a forward pass in `sgd.precision`."""
         if sgd.precision == "float32":
             outputs = self.task.outputs(self.fused, batch)
         else:
@@ -363,9 +358,7 @@ class SerialEngine(ClientEngine):
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Load weights and buffers into the model. Return the loaded weights, which are `start` rounded to the precision of each
-        parameter.
-        """
+        """Load weights and buffers into the model. Return `start`, rounded to the precision of each parameter."""
         if self._freed:
             allocate(self._freed)
             self._freed = []
@@ -376,13 +369,12 @@ class SerialEngine(ClientEngine):
         return self.layout.gather(self.model) if self.has_low_precision else start
 
     def _split(self, vector: Tensor) -> list[Tensor]:
-        """Return views of a vector [numel], which have the shapes of the parameters."""
+        """Split a vector [numel] into views with the shapes of the parameters."""
         parts = zip(self.parameters, vector.split(self.sizes), strict=True)
         return [part.view(parameter.shape) for parameter, part in parts]
 
 
 def _as_float32(outputs: Any) -> Any:
-    """Convert the outputs of a model under autocast to float32, so that the loss is computed in float32."""
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if type(outputs) in (tuple, list):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ..layout import Layout
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples, concatenate_nested, map_nested
-from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
+from .cpu_convolutions import NOT_CONTIGUOUS, set_memory_format, supports_channels_last
 from .own_loop import numbers_of
 
-# Number of examples in a forward pass. On a CPU, the activations should fit into the CPU's caches.
+# Numbers of examples in a forward pass. On a CPU, the activations should fit into the caches.
 GPU_BATCH, CPU_BATCH, CPU_IMAGE_BATCH = 1000, 250, 50
 
 
@@ -36,16 +36,16 @@ def evaluate(
     rows: np.ndarray | None = None,
     lenient: bool = False,
 ) -> Evaluation:
-    """Evaluate the model weights `weights` [numel] on the examples of `data` with the indices `rows`, by default on all examples.
+    """Evaluate the weights `weights` [numel] on the examples of `data` with the indices `rows`, by default on all examples.
 
     `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
-    do not change. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an
-    `evaluate_fn`, only this function is called. With `lenient`, the value of a metric is NaN if the metric raises an exception, for example
-    because a class has no examples.
+    do not change. Each metric of the task is called once, with the outputs and targets of all examples on the CPU. If the task has an
+    `evaluate_fn`, it replaces loss, accuracy and metrics. With `lenient`, a metric that raises an exception is NaN, for example a metric
+    that needs examples of every class.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
-    images = torch.device(device).type == "cpu" and channels_may_be_last(model)
+    images = torch.device(device).type == "cpu" and supports_channels_last(model)
     if images:
         set_memory_format(model, channels_last=True)
     if task.evaluate_fn is not None:
@@ -60,7 +60,7 @@ def evaluate(
     except RuntimeError as error:
         if not images or NOT_CONTIGUOUS not in str(error):
             raise
-        # The model calls `view`, which fails in the channels_last format.
+        # The model calls `view`, which does not support the channels_last format.
         set_memory_format(model, channels_last=False)
         return _evaluate_batches(task, model, data, size, rows, lenient)
 

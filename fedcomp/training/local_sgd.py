@@ -11,8 +11,8 @@ vector with the coefficient μ, and η is the learning rate. The proximal term o
 the global model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020). The gradient
 correction c is 0, unless a strategy such as SCAFFOLD sets it.
 
-With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update the server accepted, u restarts from
-zero. This momentum masking is from Sattler, Wiedemann, Müller, Samek, "Sparse binary compression", IJCNN 2019.
+With `keep_momentum`, a client keeps u between rounds, but u restarts from zero at coordinates whose update the server accepted. This
+momentum masking is from Sattler, Wiedemann, Müller, Samek, "Sparse binary compression", IJCNN 2019.
 """
 
 import math
@@ -38,7 +38,7 @@ Tensors = list[Tensor] | tuple[Tensor, ...]  # argument types of the functions t
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """The options of local training. Momentum and weight decay work as in torch.optim.SGD, clipping as in torch's clip_grad_norm_."""
+    """The options of local training. Momentum and weight decay work as in torch.optim.SGD, clipping as in clip_grad_norm_."""
 
     steps: int = 5
     epochs: int = 0  # number of passes over the client's data, used instead of `steps`; 0 = off
@@ -47,20 +47,18 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
-    # Keep momentum between rounds, except at coordinates whose update the server accepted.
-    keep_momentum: bool = False
+    keep_momentum: bool = False  # keep momentum between rounds, with momentum masking
     augment: bool = False  # augment examples with the task's `augment`
     # Precision of the forward and backward passes: float32, bfloat16 or float16. Weights stay float32.
     precision: str = "float32"
-    # Weight ρ of FedProx. The proximal term is added after clipping, like weight decay.
-    proximal: float = 0.0
+    proximal: float = 0.0  # weight ρ of FedProx's proximal term; 0 = off
     optimizer: str = SGD  # name and options of a torch optimizer
-    # The optimizer state is "fresh" in each round, or "kept" between rounds.
-    optimizer_state: str = "fresh"
-    accumulate: int = 1  # a batch is split into this number of pieces to save memory
-    # Learning rate schedule over the local steps, such as "cosine".
-    step_schedule: str | None = None
-    lr_multiple: float = 1.0  # the server's factor for the learning rate in this round
+    optimizer_state: str = "fresh"  # between rounds, the optimizer's state is reset or "kept"
+    accumulate: int = 1  # number of pieces into which a batch is split to save memory
+    step_schedule: str | None = (
+        None  # learning rate schedule over the local steps, such as "cosine"
+    )
+    lr_multiple: float = 1.0  # the server's factor for the learning rate; `lr` includes it
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -70,16 +68,16 @@ class LocalSGD:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        """Return the local training options of a run. Options in `--optimizer sgd:…` replace the flags of the same name."""
+        """Return the options of local training. Options in `--optimizer sgd:…` replace --momentum and --weight-decay."""
         optimizer = read_optimizer(config.optimizer)
-        own = dict(optimizer.options) if optimizer.is_plain_sgd else {}
+        replaced = dict(optimizer.options) if optimizer.is_plain_sgd else {}
         return cls(
             config.local_steps,
             config.local_epochs,
             config.batch_size * config.accumulate,
             config.learning_rate,
-            own.get("momentum", config.momentum),
-            own.get("weight_decay", config.weight_decay),
+            replaced.get("momentum", config.momentum),
+            replaced.get("weight_decay", config.weight_decay),
             config.clip,
             config.keep_momentum,
             config.augment,
@@ -93,7 +91,7 @@ class LocalSGD:
 
     @property
     def uses_descend(self) -> bool:
-        """Whether local steps are computed by the class `Descent`; otherwise they are computed by a torch optimizer."""
+        """Whether the class `Descent` computes the local steps; otherwise a torch optimizer computes them."""
         return (
             read_optimizer(self.optimizer).is_plain_sgd
             and self.accumulate == 1
@@ -104,16 +102,16 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, the option stays unchanged. A nonzero `steps` replaces the
-        options `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
+        `lr` multiplies the learning rate. `steps` and `batch_size` replace the options of these names, unless they are 0; `steps` also
+        replaces `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
-                f"the server asks for {lr} times the learning rate; expected a multiple above 0"
+                f"the server asks for {lr} times the learning rate; expected a positive, finite factor"
             )
         if self.lr * lr > MAX_FLOAT:
             raise ProtocolError(
-                f"the server asks for a learning rate of {self.lr * lr:g}; expected at most {MAX_FLOAT:g}"
+                f"the server asks for the learning rate {self.lr * lr:g}; expected at most {MAX_FLOAT:g}"
             )
         for unit, count in (("steps", steps), ("examples in a step", batch_size)):
             if not 0 <= count <= MAX_COUNT:
@@ -131,12 +129,9 @@ class LocalSGD:
 
 
 class Traces(NamedTuple):
-    """The vectors that local steps read or update besides the weights.
+    """The vectors, besides the weights, that local steps use: float32 [numel], or [clients, numel] for a stack of clients."""
 
-    Each of these vectors is float32 [numel], or [clients, numel] for a stack of clients.
-    """
-
-    # Momentum before the first step; `Descent.finish` overwrites it with the momentum after the last step.
+    # Momentum before the first step. `Descent.finish` overwrites it with the momentum after the last step.
     momentum: Tensor | None = None
     sums: Tensor | None = None  # sums of clipped gradients
     squares: Tensor | None = None  # sums of the squares of clipped gradients
@@ -147,7 +142,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """The pair (`sums`, `squares`), or None if the run's error feedback (fedcomp.memories) does not need this pair."""
+        """The pair (`sums`, `squares`), or None if the run's error feedback does not need it."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
@@ -161,7 +156,7 @@ class Traces(NamedTuple):
     ) -> "Traces":
         """Return the `Traces` of a round that starts from the weights `start` [numel].
 
-        `momentum` is the momentum after the client's previous round. This vector is copied.
+        `momentum` is the momentum after the client's previous round. The `Traces` contain a copy.
         """
         if not sgd.keep_momentum:
             momentum = None
@@ -175,7 +170,7 @@ class Traces(NamedTuple):
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
-        """Stack the `Traces` of several clients, all of which must have the same kinds of vectors."""
+        """Stack the `Traces` of several clients, which must have the same fields."""
         kinds = zip(*traces, strict=True)
         return cls(*(None if vectors[0] is None else torch.stack(vectors) for vectors in kinds))
 
@@ -184,10 +179,10 @@ class Traces(NamedTuple):
         return Traces(*(None if vector is None else function(vector) for vector in self))
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy momentum, `sums` and `squares` from `source`, which may be on another device. The correction is not copied."""
-        for own, new in zip(self[:3], source[:3], strict=True):
-            if own is not None and new is not None and own is not new:
-                own.copy_(new)
+        """Copy the vectors that training changes (all but the correction) from `source`, which may be on another device."""
+        for old, new in zip(self[:3], source[:3], strict=True):
+            if old is not None and new is not None and old is not new:
+                old.copy_(new)
 
 
 NO_TRACES = Traces()
@@ -196,8 +191,8 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
-    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, each tensor has a first axis for the
-    clients. `base` [numel] are the weights before the first step.
+    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the
+    client. `base` [numel] are the weights before the first step.
     """
 
     def __init__(
@@ -226,8 +221,8 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments (sums of gradients and of their squares). Return the clipped gradients plus correction,
-        weight decay and proximal term.
+        """Return clipped gradients plus correction, weight decay and proximal term. Add the clipped gradients to the moments (`sums` and
+        `squares`).
         """
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
@@ -256,9 +251,9 @@ def plan_batches(
 ) -> list[np.ndarray]:
     """Return the batches of a client in a round: for each step, an int64 array of indices into the data.
 
-    `shard` holds the indices of the client's examples. A batch has `batch_size` examples, or all examples of the shard if the shard has
-    fewer. The examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With
-    `epochs`, the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
+    `shard` contains the indices of the client's examples. A batch has `batch_size` examples, or the whole shard if it has fewer. The
+    examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With `epochs`,
+    the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
     """
     if not len(shard):
         raise DataError(

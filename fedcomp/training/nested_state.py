@@ -1,4 +1,4 @@
-"""Serialisation of nested values, such as the `state_dict()` of an optimizer, as JSON followed by the tensors in safetensors format."""
+"""Serialisation of nested values, such as the `state_dict()` of an optimizer: a line of JSON, then the tensors in safetensors format."""
 
 import json
 from typing import Any
@@ -26,8 +26,8 @@ def check(value: Any) -> None:
             check(part)
     elif not isinstance(value, Tensor | bool | int | float | str | None):
         raise TaskError(
-            f"the state that a client keeps between rounds contains a {type(value).__name__}; store only tensors, numbers, strings, and "
-            "dicts and lists of them in local_round.state or in the optimizer"
+            f"the state that a client keeps between rounds contains a {type(value).__name__}; in local_round.state and in the optimizer, "
+            "store only tensors, numbers, strings, and dicts and lists of them"
         )
 
 

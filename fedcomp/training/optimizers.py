@@ -15,8 +15,7 @@ from .local_sgd import LocalSGD
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
     """Return the task's own optimizer if it has one, else the optimizer of --optimizer.
 
-    The learning rate of the task's optimizer is multiplied by `sgd.lr_multiple`, the server's factor for this round. `sgd.lr` already
-    includes `sgd.lr_multiple`.
+    The task's learning rate is multiplied by `sgd.lr_multiple`, the server's factor for this round. `sgd.lr` includes this factor already.
     """
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)
@@ -34,7 +33,7 @@ def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> O
 def check_optimizer(task: Task, model: nn.Module, sgd: LocalSGD) -> None:
     """Raise ConfigError or TaskError if the clients' optimizer cannot be made, for example because of a negative weight decay.
 
-    Raise ConfigError also if an option has no effect on the optimizer.
+    Also raise ConfigError if --optimizer-state has no effect on the optimizer.
     """
     if task.train_fn is not None:
         return

@@ -1,4 +1,4 @@
-"""Training by the user's own loop: the `train_fn` of a task."""
+"""Training by the user's own training loop: the `train_fn` of a task."""
 
 import copy
 import math
@@ -27,8 +27,8 @@ class LocalRound:
     """The round, options and state that a client's `train_fn` receives.
 
     `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the server's changes for this round. A `train_fn` may
-    ignore the options. `state` is kept from one round of the client to the next. `state` may contain tensors, numbers, strings, and lists
-    and dicts of such values, for example the `state_dict()` of an optimizer.
+    ignore the options. `state` is kept from one round of the client to the next. It may contain tensors, numbers, strings, and lists and
+    dicts of them, for example the `state_dict()` of an optimizer.
 
         def train(model, data, local_round):  # Task(…, train_fn=train)
             optimizer = torch.optim.AdamW(model.parameters(), lr=local_round.lr)
@@ -46,13 +46,13 @@ class LocalRound:
     epochs: int  # passes over the data, or 0 to train `steps` steps
     batch_size: int  # examples in a batch
     precision: str  # float32, bfloat16 or float16
-    device: torch.device  # device of the model; the data is on the CPU
-    seed: int  # seed of this client in this round, used for torch's global generators
+    device: torch.device  # device of the model; move batches of the data to this device
+    seed: int  # torch's global generators have this seed, which differs by client and round
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, sgd: LocalSGD, device: torch.device, seed: int) -> "LocalRound":
-        """Return the argument `local_round` of `train_fn` for a client, with the options of `sgd` and a copy of the client's state."""
+        """Return the argument `local_round` of `train_fn`, with a copy of the client's state."""
         batch_size = sgd.batch_size // sgd.accumulate
         options = sgd.lr, sgd.steps, sgd.epochs, batch_size, sgd.precision
         return cls(job.round, job.client, *options, device, seed, copy.deepcopy(job.state or {}))
@@ -97,7 +97,7 @@ class OwnLoopEngine(ClientEngine):
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` changes the shape of a parameter or does not
         return a dict with a loss, or if `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN
-        or infinite but the update is finite. An update that is not finite raises an error later, when it is encoded.
+        or infinite but the update is finite. (An update that is not finite raises an error when it is encoded.)
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -131,7 +131,7 @@ class OwnLoopEngine(ClientEngine):
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     """Convert the dict that `train_fn` or `evaluate_fn` returned to a dict of floats.
 
-    Raises TaskError if "loss" is missing, or if a value is not a number.
+    Raises TaskError if "loss" is missing, if a value is not a number, or if there are too many or too long names.
     """
     if not isinstance(returned, Mapping) or "loss" not in returned:
         got = type(returned).__name__
@@ -158,6 +158,6 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
 def client_engine(
     task: Task, model: nn.Module, layout: Layout, device: torch.device | str
 ) -> ClientEngine:
-    """Return the engine that trains one client at a time, by the task's `train_fn` if there is one, else by an optimizer."""
+    """Return an engine that trains clients by the task's `train_fn` if there is one, else by an optimizer."""
     engine = OwnLoopEngine if task.train_fn is not None else SerialEngine
     return engine(task, model, layout, device)

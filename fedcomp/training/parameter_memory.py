@@ -11,11 +11,9 @@ Freed = list[tuple[torch.UntypedStorage, int]]  # pairs of a storage and its siz
 
 
 def free_parameters(model: nn.Module) -> Freed:
-    """Free the memory of the large trainable parameters of a model on the CPU.
+    """Free the memory of the large trainable parameters of a model on the CPU. The values of these parameters are lost.
 
-    The values of the freed parameters are lost. Call `allocate` before the model is used again.
-
-    A storage is not freed if it also holds other values, or if torch has not allocated it.
+    Call `allocate` before the model is used again. Storages that contain other values, or that torch has not allocated, are not freed.
     """
     tensors = [*model.parameters(), *model.buffers()]
     owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Jobs of five clients for the tests of engines in other processes, and the serial engine's results to compare with."""
+"""Jobs of five clients, and the results of the serial engine, to test engines in other processes."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def start_of(engine: SequentialJobs) -> torch.Tensor:
 
 
 def two_rounds(engine, start: torch.Tensor, data: Data, sgd: LocalSGD = SGD) -> list[tuple]:
-    """Return the updates, results and jobs of two rounds. The second round starts with the buffers that the first one returned."""
+    """Return the updates, results and jobs of two rounds. The second round starts with the buffers of the first."""
     found, buffers = [], {}
     for round in (1, 2):
         mine = jobs(start, sgd, round, buffers)

@@ -1,4 +1,4 @@
-"""Asynchronous runs: virtual time depends only on the seed, also after an interruption."""
+"""Asynchronous runs: virtual time depends only on the seed, with and without an interruption."""
 
 import sqlite3
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_a_client_that_fails_while_a_run_is_stopped_is_rejected_after_the_resume
     ]
     simulate(replace(config, rounds=first - 1, out=out(tmp_path, "parts")))
     simulate(replace(config, out=out(tmp_path, "parts"), resume=True))
-    # From the round with the rejection on. The line before differs, since the last round of each part is evaluated.
+    # Compare only the rounds after the interruption: the last round before it is evaluated, unlike in the run without interruption.
     assert rounds_of(out(tmp_path, "parts"))[first - 1 :] == lines[first - 1 :]
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "parts"))
 

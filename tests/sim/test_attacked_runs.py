@@ -1,4 +1,4 @@
-"""Runs with Byzantine clients end with a finite model, name the rejected clients, and resume to the same run."""
+"""Runs with Byzantine clients end with a finite model, name the rejected clients, and are the same after an interruption."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_attacked_runs_finish_with_every_codec_and_strategy(tmp_path, way, group
         rounds_of(config.out) if way != "asynchronous" else []
     )  # an asynchronous round accepts only the first answers
     if group == "frames":
-        unread = 2 if way == "sign" else 4  # votes contain no number that could be NaN
+        unread = 2 if way == "sign" else 4  # votes are bits, so no vote is NaN
         assert all(line["rejected"] >= unread and line["accepted"] >= 11 for line in lines), (
             "only unreadable frames are rejected"
         )

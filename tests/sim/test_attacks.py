@@ -1,4 +1,4 @@
-"""Attacks compared with their papers and with byzfl; frames of attackers; the choice of the Byzantine clients."""
+"""Attacks: updates compared with the papers and with byzfl, frames of attackers, and the choice of the Byzantine clients."""
 
 import statistics
 from types import SimpleNamespace
@@ -106,8 +106,8 @@ def test_colluding_attacks_match_byzfl(text, name, options):
 def test_alie_computes_z_from_n_and_f():
     assert z_max(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))  # s = 2
     assert z_max(50, 24) == pytest.approx(1.4261, abs=1e-4)
-    assert z_max(9, 1) == 0  # s = 4 of 8 honest ones
-    assert z_max(4, 4) == z_max(3, 2) > 4  # the attackers need no honest supporters
+    assert z_max(9, 1) == 0  # s = 4 of 8 honest clients, so z = 0
+    assert z_max(4, 4) == z_max(3, 2) > 4  # the attackers alone are a majority
     mean, spread = HONEST.mean(0), HONEST.std(0)
     context = UpdateContext(9, 3, CONTEXT.honest_clients, HONEST)
     assert z_max(9, 3) == pytest.approx(statistics.NormalDist().inv_cdf(4 / 6))
@@ -173,7 +173,9 @@ def test_low_margin_votes_only_against_narrow_majorities():
                 row[thin].abs(), own[thin].abs()
             )
     rows = attacked("low-margin:2", torch.zeros(2, N) + OWN.where(OWN > 0, torch.zeros(())))
-    assert (rows[:, tally.abs() <= 2] != 0).all()  # a zero votes too
+    assert (
+        rows[:, tally.abs() <= 2] != 0
+    ).all()  # attackers also vote at coordinates where their update is zero
 
 
 def test_label_flip_trains_on_the_other_labels():
@@ -214,7 +216,9 @@ def test_attacks_receive_honest_updates_before_encoding():
     expected = -x.mean(0)[None]
     byzantine.on_assignments(assignments)
     (_, honest), (attack, own) = byzantine.groups(assignments)
-    byzantine.on_updates(None, honest, x).zero_()  # a session may overwrite them
+    byzantine.on_updates(
+        None, honest, x
+    ).zero_()  # a session may overwrite the updates that on_updates returned
     torch.testing.assert_close(byzantine.on_updates(attack, own, OWN[:1].clone()), expected)
 
 
@@ -382,7 +386,11 @@ CODE = np.array(
 
 def test_code_aware_clients_have_the_heaviest_rows_of_every_cohort():
     assert rank_by_row_weight([10, 11, 12, 13, 14], CODE) == [12, 14, 11, 13, 10]
-    assert rank_by_row_weight(list(range(8)), CODE)[:3] == [2, 4, 7]  # the rows start again
+    assert rank_by_row_weight(list(range(8)), CODE)[:3] == [
+        2,
+        4,
+        7,
+    ]  # with more clients than rows, the rows are assigned cyclically
     strategy = SimpleNamespace(allocation=CODE, client_algorithm=ClientAlgorithm())
     byzantine = ByzantineClients(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
     byzantine.set_strategy(strategy, two_clouds(4, 0))
@@ -407,7 +415,7 @@ def test_code_aware_clients_have_the_heaviest_rows_of_every_cohort():
     torch.testing.assert_close(
         byzantine.on_updates(groups[-1][0], groups[-1][1], OWN.clone()), -3 * OWN
     )
-    strategy.allocation = CODE[::-1]  # seats change from round to round
+    strategy.allocation = CODE[::-1]  # a new matrix in the next round
     byzantine.on_assignments(assignments_of(10, 11, 12, 13, 14, round=99))
     heaviest = [c for c in range(10, 15) if byzantine.attack_of(*assignments_of(c, round=99))]
     assert heaviest == [10, 12]

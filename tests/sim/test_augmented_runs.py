@@ -70,7 +70,7 @@ def test_all_engines_train_on_the_same_augmented_examples(tmp_path, monkeypatch)
     assert (unchanged - serial).norm() > 1e-3 * serial.norm()
 
 
-def test_augmentation_in_an_election_is_keyed_by_the_partition(tmp_path):
+def test_augmentation_in_an_election_depends_on_the_partition(tmp_path):
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",
         clients=6,
@@ -90,7 +90,7 @@ def test_augmentation_in_an_election_is_keyed_by_the_partition(tmp_path):
     serial, batched, unchanged = (weights(tmp_path / name) for name in ways)
     assert (
         (batched != serial).float().mean() < 0.01 < (unchanged != serial).float().mean()
-    )  # rounding can change votes that are nearly ties
+    )  # rounding can change close votes
 
 
 def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
@@ -100,7 +100,7 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
     )
     assert (
         result.exit_code == 2
-        and "task 'plain pictures' has no augmentation; leave the flag out"
+        and "task 'plain pictures' has no augmentation; leave --augment out"
         in " ".join(result.output.split())
     )
     assert not run.exists()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Coarse, Scalar, Tied, train_together
+from small_models import Coarse, Scalar, Tied, small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,7 +58,7 @@ def frozen_below() -> nn.Module:
 
 
 def doubled() -> nn.Module:
-    """A layer whose output a hook doubles."""
+    """Return a layer with a hook that doubles its output."""
     model = nn.Linear(12, 4)
     model.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
@@ -99,11 +99,8 @@ def examples() -> Data:
     return Data(torch.randn(90, 12, generator=drawn), torch.randint(0, 4, (90,), generator=drawn))
 
 
-def parts(make, data=examples, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, data, data, **options), model, layout, layout.gather(model)
+def parts(make, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
+    return small_task(make, examples, **options)
 
 
 def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,13 +129,9 @@ def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
 def test_updates_equal_those_of_the_serial_engine(name, variant):
     make = MODELS[name]
     sgd = dataclasses.replace(SGD, **VARIANTS[variant])
-    shards = [
-        np.arange(20),
-        np.arange(5) + 20,
-        np.arange(20) + 25,
-        np.arange(5) + 45,
-        np.arange(37) + 50,
-    ]  # clients with three different batch plans
+    # Clients whose batches have three different lists of sizes if `epochs` is set.
+    starts_and_sizes = ((0, 20), (20, 5), (25, 20), (45, 5), (50, 37))
+    shards = [np.arange(start, start + size) for start, size in starts_and_sizes]
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     assert_same_as_one_by_one(make, examples(), plans, sgd)
 
@@ -248,7 +241,7 @@ def chosen(model: nn.Module, engine: str) -> EngineChoice:
     return EngineChoice.choose(RunConfig(engine=engine), task, data, model, CPU)
 
 
-MINDED = {  # model, engine requested on the CPU → chosen engine
+CHOICES = {  # model, value of --engine, chosen engine
     "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
@@ -256,14 +249,14 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
         "batched",
     ),
     "convolution": (convolution, "auto", "serial"),
-    "convolution, asked for": (convolution, "batched", "batched"),
+    "convolution, requested": (convolution, "batched", "batched"),
     "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),
     "large mlp": (
         lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
         "auto",
         "serial",
     ),
-    "large mlp, asked for": (
+    "large mlp, requested": (
         lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)),
         "batched",
         "batched",
@@ -288,10 +281,10 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
 }
 
 
-@for_each("make, asked, engine", MINDED.values(), ids=MINDED)
-def test_the_engine_is_chosen_by_the_model(monkeypatch, make, asked, engine):
+@for_each("make, requested, engine", CHOICES.values(), ids=CHOICES)
+def test_the_engine_is_chosen_by_the_model(monkeypatch, make, requested, engine):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    choice = chosen(make(), asked)
+    choice = chosen(make(), requested)
     assert choice.engine == engine
     assert choice.at_once == 1 if engine == "serial" else choice.at_once >= 2
 

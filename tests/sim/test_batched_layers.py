@@ -1,4 +1,4 @@
-"""Layers in their batched form: outputs and gradients equal those of torch.nn for each client."""
+"""Batched layers have the outputs and gradients of torch's layers for each client."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Client states are the same in memory, read back from the checkpoint, after a kill, and on a full disk."""
+"""Client states do not change in the checkpoint, after a kill, or on a full disk."""
 
 import os
 import resource
@@ -47,7 +47,9 @@ CODECS = (
     "sketch",
     "topk:density=1/10",
 )
-NOWHERE = Placement(FILE, 0.0)  # only the clients in training are in memory
+ON_DISK = Placement(
+    FILE, 0.0
+)  # without a budget, only the states of training clients are in memory
 PHASES = {
     "sketched": [
         Context(phase=SKETCH),
@@ -59,8 +61,8 @@ PHASES = {
 }
 
 
-def made(name: str) -> Memory:
-    """Return the memory with the first codec that it accepts."""
+def make_memory(name: str) -> Memory:
+    """Return an error-feedback memory with the first codec that it accepts."""
     for spec in CODECS:
         try:
             return memory(name, codec(spec), NUMEL, layout_of(NUMEL))
@@ -69,14 +71,14 @@ def made(name: str) -> Memory:
     raise AssertionError(f"no codec here suits memory '{name}'")
 
 
-def bounded(folder: Path, home: Placement = NOWHERE, name: str = "residual") -> ClientStore:
-    store = ClientStore(lambda: made(name), "v0", home)
+def bounded(folder: Path, home: Placement = ON_DISK, name: str = "residual") -> ClientStore:
+    store = ClientStore(lambda: make_memory(name), "v0", home)
     store.checkpoint = Checkpoint(folder)
     return store
 
 
-def worked(store: ClientStore, client: int, round: int) -> list[bytes | None]:
-    """Return the frames of a client in a round. First settle its previous proposal, which every fourth time was not accepted."""
+def run_round(store: ClientStore, client: int, round: int) -> list[bytes | None]:
+    """Return the frames of a client in a round, after its previous update was accepted or, every fourth time, rejected."""
     state, own = store.at(client), 1000 * client + round
     if state.memory.pending is not None:
         if (client + round) % 4:
@@ -115,20 +117,20 @@ def same(a: dict, b: dict) -> bool:
 
 @pytest.mark.parametrize("name", available_memories())
 def test_every_memory_has_the_same_bits_in_memory_and_in_the_checkpoint(tmp_path, name):
-    """Every second memory is tested with a separate training device."""
+    """Also with a training device to which vectors are moved, for every second memory."""
     training_device = torch.device("cpu") if list(available_memories()).index(name) % 2 else None
     here, away = (
-        ClientStore(lambda: made(name), "v0"),
+        ClientStore(lambda: make_memory(name), "v0"),
         bounded(tmp_path, Placement(FILE, 4 * 4 * NUMEL, training_device), name),
     )
     cohorts = [
         np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(7)
     ]
     for round, cohort in enumerate(cohorts):
-        for client in cohort:  # each client in its own call
+        for client in cohort:
             for store in (here, away):
                 store.ensure_loaded([client])
-            assert worked(here, client, round) == worked(away, client, round)
+            assert run_round(here, client, round) == run_round(away, client, round)
             for store in (here, away):
                 store.mark_changed([client])
         assert len(away.by_client) <= 4
@@ -140,7 +142,7 @@ def test_every_memory_has_the_same_bits_in_memory_and_in_the_checkpoint(tmp_path
 
 @pytest.fixture
 def in_files(monkeypatch):
-    """Store every vector in its own file, as vectors of at least 262,144 elements are."""
+    """Store every vector in its own file. Without this fixture, only vectors of at least 262,144 elements have their own file."""
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
 
 
@@ -160,7 +162,7 @@ def test_without_memory_only_training_clients_are_loaded_and_vectors_are_written
             store.ensure_loaded(piece)
             assert list(store.by_client) == piece
             for client in piece:
-                worked(store, client, round)
+                run_round(store, client, round)
             store.mark_changed(piece)
         store.checkpoint.save(*store.take_changes())
     vectors = 3 * (6 + 3)  # six clients, three of which have a momentum
@@ -174,7 +176,7 @@ def test_the_budget_holds_in_a_first_round_of_all_clients_and_after_a_restart(tm
     for first in range(0, 40, 2):
         store.ensure_loaded([first, first + 1])
         for client in (first, first + 1):
-            worked(store, client, 0)
+            run_round(store, client, 0)
         store.mark_changed([first, first + 1])
         assert len(store.by_client) <= 10
     store.checkpoint.save(*store.take_changes())
@@ -191,7 +193,7 @@ def test_a_damaged_file_of_a_client_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
     store.ensure_loaded([7])
-    worked(store, 7, 0)
+    run_round(store, 7, 0)
     store.mark_changed([7])
     store.checkpoint.save(*store.take_changes())
     store.by_client.clear()
@@ -204,9 +206,9 @@ def test_a_damaged_file_of_a_client_raises_an_error(tmp_path, monkeypatch):
 
 # Whole runs.
 
-PIECES = replace(
+PARTS = replace(
     TINY, clients=12, engine="batched", cohort_batch=2, rounds=6
-)  # a cohort is three pieces
+)  # a cohort is trained in three parts
 VARIANTS = {
     "residual": {},
     "momentum": {"momentum": 0.9, "keep_momentum": True, "uplink": "sbc:density=10%", "lr": 0.02},
@@ -227,7 +229,7 @@ def no_room(monkeypatch):
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_a_run_does_not_depend_on_the_placement_of_its_clients(tmp_path, no_room, variant):
-    config = replace(PIECES, **variant, checkpoint_every=3)
+    config = replace(PARTS, **variant, checkpoint_every=3)
     simulate(replace(config, out=out(tmp_path, "host"), residuals="host"))
     simulate(replace(config, out=out(tmp_path, "file"), residuals="file"))
     assert model_bytes(out(tmp_path, "host")) == model_bytes(out(tmp_path, "file"))
@@ -237,13 +239,13 @@ def test_a_run_does_not_depend_on_the_placement_of_its_clients(tmp_path, no_room
 def test_the_placement_is_recorded_and_shown_if_it_is_the_disk(tmp_path, no_room):
     for home in ("host", "file"):
         watched = Records()
-        simulate(replace(PIECES, out=out(tmp_path, home), residuals=home), watched)
+        simulate(replace(PARTS, out=out(tmp_path, home), residuals=home), watched)
         assert read_run(tmp_path / home)["resolved"]["residuals"] == home
         assert ("checkpoint on disk" in watched.header.residuals) == (home == "file")
 
 
 def test_a_stopped_run_can_continue_with_another_placement(tmp_path, no_room):
-    config = replace(PIECES, checkpoint_every=3)
+    config = replace(PARTS, checkpoint_every=3)
     simulate(replace(config, out=out(tmp_path, "whole")))
     for i, (first, then, stop) in enumerate(
         [
@@ -262,7 +264,7 @@ def test_a_stopped_run_can_continue_with_another_placement(tmp_path, no_room):
 
 
 def test_a_run_that_a_full_disk_ended_can_be_resumed(tmp_path, no_room, in_files, monkeypatch):
-    config = replace(PIECES, checkpoint_every=4, residuals="file")
+    config = replace(PARTS, checkpoint_every=4, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
     save_file = checkpoint.save_file
     for call in (6, 14):
@@ -288,11 +290,11 @@ def test_a_run_that_a_full_disk_ended_can_be_resumed(tmp_path, no_room, in_files
 def test_a_run_killed_while_it_writes_files_can_be_resumed(
     tmp_path, no_room, in_files, monkeypatch
 ):
-    config = replace(PIECES, checkpoint_every=3, residuals="file", out=out(tmp_path, "whole"))
+    config = replace(PARTS, checkpoint_every=3, residuals="file", out=out(tmp_path, "whole"))
     left, calls, save_file = [], [], checkpoint.save_file
 
     def copied(tensors, path):
-        """Save a file, and copy the folder as a kill would leave it: with a truncated file."""
+        """Save a file. Sometimes copy the folder with the file truncated, as a kill would leave it."""
         calls.append(path)
         save_file(tensors, path)
         if len(calls) % 12 == 2:
@@ -323,7 +325,7 @@ simulate(RunConfig(task={task!r}, clients=12, participation=0.5, rounds=300, loc
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
 def test_a_killed_run_with_clients_on_disk_can_be_resumed(tmp_path, no_room):
-    config = replace(PIECES, rounds=36, eval_every=50, checkpoint_every=3, residuals="file")
+    config = replace(PARTS, rounds=36, eval_every=50, checkpoint_every=3, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
     process = FORKS.Process(
@@ -396,7 +398,7 @@ simulate(RunConfig(clients=260, participation=1.0, rounds=1, local_steps=1, batc
 @pytest.mark.deploy
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_large_cohort_is_not_completely_in_memory(tmp_path):
-    """The vectors of 160 clients would take 71 MB. They are on disk."""
+    """The vectors of 160 clients have 71 MB and are stored on disk."""
     said = tmp_path / "said"
     program = COHORT.format(folder=str(tmp_path / "run"), said=str(said))
     process = FORKS.Process(target=exec, args=(program, {}))

@@ -1,4 +1,4 @@
-"""NaN in the training data is reported as the cause, instead of a learning rate that is too large."""
+"""If the training data contains NaN, the error message names this cause, not the learning rate."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fedcomp.tasks import Task
 
 
 def task(bad: slice) -> Task:
-    """Return a task with 400 examples, of which those in the slice have NaN in one of four inputs. The test data have no NaN."""
+    """Return a task with 400 training examples. Those in the slice have NaN in one of four inputs; the test data has no NaN."""
     inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
     targets = (inputs[:, 1] > 0).long()
     spoiled = inputs.clone()

@@ -1,4 +1,4 @@
-"""Elections give the same model with Byzantine clients as without, and report rounds in which that cannot be guaranteed."""
+"""Elections give the same model with and without Byzantine clients, and report rounds in which they cannot guarantee this."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ VOTING = replace(
     rounds=3,
     local_steps=1,
     batch_size=1,
-)  # one example of one class per client, so that partitions disagree
+)  # training on one example makes the votes of partitions differ
 ATTACKS = [
     "inverted:{b}",
     "random-sign:{b}",
@@ -89,7 +89,7 @@ def test_byzantine_clients_do_not_change_a_model_that_learns_digits(tmp_path):
 
 
 def test_the_same_byzantine_clients_change_an_ordinary_vote(tmp_path):
-    """Without the code, the same Byzantine clients and partitions decide the vote."""
+    """Without an election code, the same Byzantine clients and partitions decide the vote."""
     for strategy in (
         "election:code=uncoded,byzantine=2",
         "election:form=ballots,byzantine=2",
@@ -102,7 +102,7 @@ def test_the_same_byzantine_clients_change_an_ordinary_vote(tmp_path):
 
 
 def test_without_byzantine_clients_ballot_elections_equal_the_ordinary_vote(tmp_path):
-    """Each client has one example. Forwarded ballots give the same model as the strategy `vote`."""
+    """An election whose ballots are forwarded gives the same model as the strategy `vote`."""
     plain = model(tmp_path, "vote", VOTING, strategy="vote")
     assert model(tmp_path, "passed", VOTING, strategy="election:byzantine=2,form=ballots") == plain
     assert (
@@ -114,7 +114,7 @@ def test_without_byzantine_clients_ballot_elections_equal_the_ordinary_vote(tmp_
 
 
 @pytest.mark.parametrize("seats", [3, 5])
-def test_a_cohort_larger_than_the_number_of_seats_shares_them(tmp_path, seats):
+def test_clients_share_rows_of_the_code_if_the_cohort_has_more_clients_than_rows(tmp_path, seats):
     config = replace(VOTING, clients=11, strategy=f"election:byzantine=1,seats={seats},f=2")
     honest = model(tmp_path, "honest", config)
     for attack in ("inverted:2", "code-aware:2", "malformed:1+constant:1"):
@@ -163,7 +163,7 @@ def test_only_rounds_with_too_many_absent_voters_fail(tmp_path):
 
 
 def test_an_invalid_frame_counts_as_one_byzantine_client(tmp_path):
-    """Four of nine clients are Byzantine, three of them with invalid frames. If these also counted as absent, every round would fail."""
+    """Four of nine clients are Byzantine, three of them send invalid frames. If these three also counted as absent, rounds would fail."""
     config = replace(
         VOTING,
         strategy="election:byzantine=4",
@@ -174,7 +174,7 @@ def test_an_invalid_frame_counts_as_one_byzantine_client(tmp_path):
     assert model_bytes(config.out) == model(tmp_path, "honest", replace(config, attack=None))
 
 
-def test_more_proven_byzantine_clients_than_f_are_reported(tmp_path):
+def test_a_round_with_more_proven_byzantine_clients_than_f_is_reported(tmp_path):
     config = replace(
         VOTING, strategy="election:byzantine=3,f=1", attack="malformed:2", out=out(tmp_path, "run")
     )
@@ -220,7 +220,9 @@ def test_honest_voters_on_few_partitions_are_not_suspected(tmp_path, strategy):
     )
     judged = [record.suspicion for record in seen.records]
     assert [suspects(record) for record in seen.records] == [""] * 6
-    assert 7 < len(judged[0]) < 15 and len(judged[-1]) == 15  # seats are drawn again in each round
+    assert (
+        7 < len(judged[0]) < 15 and len(judged[-1]) == 15
+    )  # clients are assigned to other rows of the code in each round
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_nan_in_an_example_randomizes_only_the_ballot_of_its_partition(tmp_path)
 
 
 def test_voters_that_cannot_train_a_partition_are_absent(tmp_path):
-    """Training on one of nine partitions fails, so its voters cannot vote. The run continues and says why the model does not move."""
+    """Training on one of nine partitions fails, so the clients of this partition cannot vote. The run continues with a warning."""
     task = VOTING.task.replace(":task", ":one_raises")
     config = replace(
         VOTING,
@@ -282,7 +284,7 @@ def test_keep_momentum_is_refused(tmp_path):
 
 
 def test_training_that_fails_on_all_partitions_does_not_move_the_model(tmp_path):
-    """Votes of only random signs would move the model at random, without a warning."""
+    """Without any update, votes would be random signs, which would change the model at random and without a warning."""
     config = replace(VOTING, rounds=2, strategy="election:byzantine=2", lr=1e30, local_steps=4)
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0

@@ -1,4 +1,4 @@
-"""Engines that train in this process fulfil the interface of training.engine.Engine. Model and device determine the chosen engine."""
+"""Engines that train in the main process fulfil the interface of training.engine.Engine. Model and device determine the engine."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_both_engines_return_equal_updates_losses_and_traces():
     found = []
     for engine in (one_by_one, together):
         mine = jobs(start)
-        updates, results = engine.train(start, engine.resident(examples()), mine, SGD, seed=0)
+        updates, results = engine.train(start, engine.place_data(examples()), mine, SGD, seed=0)
         assert updates.shape == (3, 52) and all(isinstance(result, JobResult) for result in results)
         found.append(
             (
@@ -148,7 +148,9 @@ def test_the_engine_is_chosen_by_model_and_device(monkeypatch, make, asked, thre
 
 def test_the_serial_engine_is_used_if_it_is_requested(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    config = RunConfig(engine="serial", optimizer="adamw")  # adamw cannot be batched
+    config = RunConfig(
+        engine="serial", optimizer="adamw"
+    )  # the batched engine does not support adamw
     assert chosen(config, nn.Linear(2, 2), CPU).engine == "serial"
 
 
@@ -167,14 +169,22 @@ def test_models_of_32_million_parameters_are_trained_in_one_process(monkeypatch,
         (
             nn.Sequential(nn.Linear(784, 400), nn.Linear(400, 10)),
             {},
-            "on a CPU, large Linear layers are not batched",
+            "on a CPU, the batched engine is slower for large models of Linear layers",
         ),
-        (nn.Conv2d(1, 2, 3), {}, "on a CPU, only Linear and Embedding layers are batched"),
-        (nn.Dropout(), {}, "clients cannot be batched with Dropout, which draws random numbers"),
+        (
+            nn.Conv2d(1, 2, 3),
+            {},
+            "on a CPU, the batched engine is used only for Linear and Embedding layers",
+        ),
+        (
+            nn.Dropout(),
+            {},
+            "the batched engine does not support Dropout, which draws random numbers",
+        ),
         (
             nn.Linear(2, 2),
             {"optimizer": "adamw"},
-            "clients cannot be batched with --optimizer adamw",
+            "the batched engine does not support --optimizer adamw",
         ),
         (nn.Linear(2, 2), {"engine": "serial"}, ""),
         (

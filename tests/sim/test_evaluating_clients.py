@@ -1,4 +1,4 @@
-"""Clients evaluate the received model on their own data and report metrics, which are stored in the run folder."""
+"""Clients evaluate the global model on their own data. Their metrics are stored in the run folder."""
 
 import json
 import re

@@ -16,7 +16,7 @@ from fedcomp.sim import simulate
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    """Return the file of a trained model."""
+    """Return a file with the weights of a trained model."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     simulate(replace(TINY, out=str(folder)))
     return folder / "model.safetensors"
@@ -29,7 +29,7 @@ def test_clients_download_the_weights_of_a_file_and_train_on(weights, tmp_path):
     assert all(torch.allclose(end[name], start[name], atol=1e-20) for name in start)
     numel = sum(tensor.numel() for tensor in start.values())
     first = json.loads(Path(config.out, "metrics.jsonl").read_text().splitlines()[0])
-    assert first["downlink_bytes"] > 4 * numel * 4  # the whole model for each of a cohort of 4
+    assert first["downlink_bytes"] > 4 * numel * 4  # four clients download the whole model
     assert read_run(config.out)["init"] == str(weights)
 
 

@@ -1,19 +1,15 @@
-"""Runs with memories that have state only on clients: interruptions and real clients do not change them."""
+"""Runs with memories whose state is on clients only are the same after interruptions and with real instead of virtual clients."""
 
 from dataclasses import replace
 
 import pytest
-import torch
 from federation import Federation
-from safetensors.torch import load_file
-from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, StopsAt, assert_refused, assert_the_same_when_stopped, out, rounds_of
 
-from fedcomp import UserError
 from fedcomp.callbacks import Callback
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
-from fedcomp.tasks.partition import partition
 from fedcomp.training.local_sgd import LocalSGD
 
 VARIANTS = {
@@ -47,28 +43,10 @@ class Sentences(Callback):
         self.warnings.append(sentence)
 
 
-def assert_stopped_is_whole(tmp_path, config, stop: StopsAt) -> None:
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(config.out) == model_bytes(stopped.out)
-    assert rounds_of(config.out) == rounds_of(stopped.out)
-
-
 @every_variant
 def test_stops_and_real_clients_do_not_change_a_run(tmp_path, variant):
-    config = replace(
-        TINY,
-        partition="iid",
-        seed=5,
-        rounds=5,
-        engine="serial",
-        **variant,
-        out=out(tmp_path, "run"),
-    )
-    simulate(config)
-    assert_stopped_is_whole(tmp_path, config, StopsAt(3, 2))
+    config = replace(TINY, partition="iid", seed=5, rounds=5, engine="serial", **variant)
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
     rules = StrategyConfig(
         participation=0.5,
         uplink=config.uplink,
@@ -79,23 +57,17 @@ def test_stops_and_real_clients_do_not_change_a_run(tmp_path, variant):
     federation = Federation(
         rules, clients=8, **({"strategy": GTopK} if config.strategy == "gtopk" else {})
     )
-    for member, shard in zip(
-        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
-    ):
-        member.shard, member.sgd = shard, LocalSGD.from_config(config)
+    federation.use_partition()
+    for member in federation.members:
+        member.sgd = LocalSGD.from_config(config)
     list(federation.loop.rounds(range(1, 6)))
-    virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
-        assert torch.equal(virtual[name], view)
+    federation.assert_same_model(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("variant", ["variance", "momentum masking"])
 def test_traces_of_a_stack_are_restored_between_checkpoints(tmp_path, variant):
-    config = replace(
-        TINY, **VARIANTS[variant], engine="batched", checkpoint_every=2, out=out(tmp_path, "run")
-    )
-    simulate(config)
-    assert_stopped_is_whole(tmp_path, config, StopsAt(5))
+    config = replace(TINY, **VARIANTS[variant], engine="batched", checkpoint_every=2)
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(5))
 
 
 @every_variant
@@ -143,7 +115,4 @@ def test_returned_frames_count_as_downlink_bytes(tmp_path):
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
-    with pytest.raises(UserError) as error:
-        simulate(replace(TINY, **change, out=out(tmp_path, "run")))
-    assert says in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "run").exists()
+    assert_refused(tmp_path, replace(TINY, **change), says)

@@ -1,4 +1,4 @@
-"""Cohorts divided among several devices, represented by engines on the CPU with one thread each."""
+"""Cohorts are divided among several devices. In the tests, each device is an engine on the CPU with one thread."""
 
 import threading
 from dataclasses import replace
@@ -7,8 +7,9 @@ import pytest
 import torch
 from cases import for_each
 from safetensors.torch import load_file
+from small_models import small_task
 from small_runs import TINY, Records, StopsAt, out, rounds_of
-from test_batched_engine import SGD, images, limited, network, parts, planned
+from test_batched_engine import SGD, images, limited, network, planned
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 def several(
     count: int, warn=lambda sentence: None, at_once: int = 0
 ) -> tuple[MultiDevice, torch.Tensor]:
-    made, warnings = [parts(network, images()) for _ in range(count)], []
+    made, warnings = [small_task(network, images()) for _ in range(count)], []
     engines = [
         BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append)
         for task, model, layout, _ in made
@@ -35,7 +36,7 @@ def several(
 
 
 def jobs(clients: int, momentum: bool = False) -> list[Job]:
-    n = parts(network, images())[2].numel
+    n = small_task(network, images())[2].numel
     kept = [
         Traces(momentum=torch.full((n,), 0.1 * who)) if momentum else Traces()
         for who in range(clients)
@@ -76,7 +77,7 @@ def test_the_update_of_a_failed_client_is_left_out():
     asked = jobs(4)
     asked[1] = asked[1]._replace(
         batches=[batch + 1000 for batch in asked[1].batches]
-    )  # there are no such examples
+    )  # indices beyond the data
     updates, results = engine.train(start, images(), asked, SGD, seed=0)
     assert [isinstance(result, Exception) for result in results] == [
         False,
@@ -129,7 +130,7 @@ VARIANTS = {
 
 
 def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDevice | None:
-    """Run a simulation whose --device stands for `count` CPUs. Return its engine if there are several."""
+    """Run a simulation in which `--device` means `count` CPUs. Return its engine if there are several."""
     made, begin = [], MultiDevice.__init__
 
     def noted(self, *given):
@@ -196,7 +197,8 @@ def test_valid_and_invalid_values_of_device(monkeypatch):
     assert devices.parse_devices("cuda") == [torch.device("cuda")] == devices.parse_devices("auto")
     for asked in ("cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda:0", "cpu,cpu", "auto,cuda:1"):
         with pytest.raises(
-            ConfigError, match="different GPUs by their numbers; give a list such as cuda:0,cuda:1"
+            ConfigError,
+            match="each GPU by its number, and only once; give a list such as cuda:0,cuda:1",
         ):
             devices.parse_devices(asked)
     for asked in ("cuda:0,", ",", "cuda:0;cuda:1", "cuda:0,cuda:2"):

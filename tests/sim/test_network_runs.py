@@ -1,4 +1,4 @@
-"""Runs on a virtual network: frames determine the durations of rounds, deadline and quorum exclude late clients, no update is lost."""
+"""Runs on a virtual network: bytes determine the duration of rounds, and deadline and quorum exclude late clients but lose no update."""
 
 import csv
 import json
@@ -160,7 +160,10 @@ def test_an_answer_that_arrives_at_the_deadline_counts(tmp_path, outcomes):
             out=out(tmp_path, "run"),
         )
     )
-    assert left_out(outcomes[0], "deadline") == [1, 2]  # a frame takes time even on that link
+    assert left_out(outcomes[0], "deadline") == [
+        1,
+        2,
+    ]  # with the time for the frames, client 1 needs more than 1 s
     outcomes.clear()
     where = network(
         tmp_path,
@@ -179,14 +182,14 @@ def test_an_answer_that_arrives_at_the_deadline_counts(tmp_path, outcomes):
 def test_a_client_that_missed_a_deadline_is_drawn_again_after_its_late_answer(tmp_path, outcomes):
     where = slower(
         tmp_path, "0.3s", "0.3s", "0.3s", "1.2s", "0.3s", "0.3s"
-    )  # client 3 takes two steps, so its answers take 2.4 s
+    )  # client 3 takes two local steps of 1.2 s each
     simulate(replace(ALL, network=where, deadline=1.0, rounds=12, out=out(tmp_path, "run")))
     assert left_out(outcomes[0], "deadline") == [3] and outcomes[0].simulated_s == 1.0
     began, now, intervals_s = 0.0, 0.0, []
     for outcome in outcomes:
         if 3 in outcome.cohort:
             assert left_out(outcome, "deadline") == [3]
-            intervals_s.append(now - began)  # since its previous assignment
+            intervals_s.append(now - began)  # time since the client's previous assignment
             began = now
         else:
             assert outcome.simulated_s < 1.0
@@ -218,7 +221,7 @@ def test_a_busy_client_starts_its_newest_assignment_when_it_has_finished(tmp_pat
     simulate(
         replace(ALL, network=where, quorum=5 / 6, rounds=5, local_steps=1, out=out(tmp_path, "run"))
     )
-    # Client 5 is late for the rounds that end at 1 s and 2 s. At 2.1 s it finishes its first assignment and starts that of round 3.
+    # Client 5 misses the rounds that end at 1 s and 2 s. At 2.1 s, it has finished its first assignment and starts that of round 3.
     assert [left_out(o, "quorum") for o in outcomes] == [[5]] * 5
     assert [o.simulated_s for o in outcomes] == pytest.approx([1.0] * 5)
     outcomes.clear()
@@ -234,7 +237,7 @@ def test_a_busy_client_starts_its_newest_assignment_when_it_has_finished(tmp_pat
             ALL, network=where, quorum=5 / 6, rounds=4, local_steps=1, out=out(tmp_path, "late")
         )
     )
-    # Rounds end with the answer of client 5, after 1.2 s. Client 4 finishes its first assignment at 1.3 s and is later in each round.
+    # Each round ends after 1.2 s with the answer of client 5. Client 4 is busy until 1.3 s, and therefore later in each round.
     assert [left_out(o, "quorum") for o in outcomes] == [[4]] * 4
 
 
@@ -651,7 +654,7 @@ def test_a_resumed_run_needs_the_same_network_values(tmp_path):
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
         RunFolderError,
-        match="--network .* has other values than at the start of the run; restore the values",
+        match="--network .* differs from the network at the start of the run; restore that network",
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)

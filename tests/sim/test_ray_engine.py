@@ -1,4 +1,4 @@
-"""The Ray engine's updates are the serial engine's, bit for bit. Runs survive dead actors, end at once, and are quiet."""
+"""The Ray engine computes the updates of the serial engine bit for bit. Runs survive dead actors, stop at once, and hide Ray's output."""
 
 import gc
 import importlib.util
@@ -119,7 +119,7 @@ def ray_with_three_cores() -> Iterator[None]:
 
         handler = signal.getsignal(signal.SIGTERM)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray drops its processes' handles
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray drops its handles of processes
             ray.init(
                 "local",
                 num_cpus=3,
@@ -130,7 +130,7 @@ def ray_with_three_cores() -> Iterator[None]:
             )
             gc.collect()
         yield
-        assert ray.is_initialized()  # an engine does not stop a Ray that it did not start
+        assert ray.is_initialized()  # engines do not stop Ray if they did not start it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             ray.shutdown()
@@ -140,7 +140,7 @@ def ray_with_three_cores() -> Iterator[None]:
 
 @contextmanager
 def engine(name: str, actors: int) -> Iterator[RayEngine]:
-    """Yield an engine for a task with a relative path. It leaves the other cores of `ray_with_three_cores` to other engines."""
+    """Yield an engine with `actors` actors for a task with a relative path."""
     task = f"{os.path.relpath(worker_tasks.__file__)}:{name}"
     engine = RayEngine(RunConfig(task=task, seed=3), torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +153,7 @@ def engine(name: str, actors: int) -> Iterator[RayEngine]:
 
 @pytest.fixture(scope="module")
 def two_actors(ray_with_three_cores) -> Iterator[RayEngine]:
-    with engine("minded", actors=2) as engine_:
+    with engine("faulty", actors=2) as engine_:
         assert engine_.start_actors() == 2
         yield engine_
 
@@ -201,7 +201,7 @@ def test_a_run_with_dead_actors_and_an_interruption_equals_the_serial_one(tmp_pa
             assert heard[-1], run.stderr.read()
         started = list(descendants(run.pid))
         addresses = listening([run.pid, *started])
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(run.pid, signal.SIGINT)  # a terminal also sends Ctrl-C to the process group
         _, said = run.communicate(timeout=300)
     assert run.returncode == 130
     done = int(
@@ -255,8 +255,8 @@ def test_cohort_batch_is_refused():
 
 @needs_ray
 def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two_actors):
-    """With dropout, running statistics, kept momentum, moments and batches of two sizes."""
-    data, one_by_one = worker_tasks.examples(), serial("minded")
+    """With dropout, running statistics, momentum that is kept between rounds, moments, and batches of two sizes."""
+    data, one_by_one = worker_tasks.examples(), serial("faulty")
     start = start_of(one_by_one)
     flipped = replace(data, targets=3 - data.targets)
     for each in (data, flipped, data):
@@ -271,7 +271,7 @@ def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(two_actors)
 
     In round 2, client 0 raises an error, and client 2 kills every actor that trains it.
     """
-    one_by_one = serial("minded")
+    one_by_one = serial("faulty")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     leaving = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
     deadly = worker_tasks.marked(_7=worker_tasks.BAD, _30=worker_tasks.DEADLY)

@@ -1,4 +1,4 @@
-"""Softmax regression, which has compiled loops: results equal those of the serial engine. Other models do not use the loops."""
+"""The compiled loops of softmax regression have the results of the serial engine. Other models do not use the loops."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_updates_equal_those_of_the_serial_engine(make, shape, sgd, descents):
     data = examples(shape)
     plans = planned(sgd, 6)
     assert assert_as_one_by_one(*engines(make, data), data, plans, sgd).any(1).all()
-    assert sum(descents) >= 5  # batches of one may be too small
+    assert sum(descents) >= 5  # the kernel may refuse batches of one example
 
 
 def test_the_loops_train_all_clients_at_once_for_any_at_once(descents):
@@ -203,7 +203,7 @@ def test_losses_of_large_scores_are_not_rounded_away():
 def test_unsupported_data_is_trained_by_torch(change, descents):
     data, plans = change(examples()), planned(SGD, 4)
     batched, _, start = engines(linear, data)
-    with suppress(RuntimeError):  # torch may accept or refuse it
+    with suppress(RuntimeError):  # torch may accept or refuse these targets
         train_together(batched, start, data, plans, SGD)
     assert not descents
 
@@ -216,7 +216,7 @@ def test_start_weights_that_require_grad_are_trained(descents):
 
 
 def grown() -> nn.Module:
-    """Return a layer to which rows were added after its construction, as after a change of the classes."""
+    """Return a layer whose weight was replaced by one with more rows, as if classes had been added."""
     model = linear()
     model.weight, model.bias = nn.Parameter(torch.randn(9, WIDTH)), nn.Parameter(torch.zeros(9))
     return model

@@ -1,4 +1,4 @@
-"""Relays add frames: the model equals that without relays, all bytes of both links are counted, and rejected updates are not lost."""
+"""Runs with relays have the same model as without relays, count the bytes to and from relays, and lose no rejected update."""
 
 import json
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def test_the_model_equals_that_without_relays(tmp_path, uplink, relays):
     assert close(model, star) and [r["accepted"] for r in rounds] == [12] * 4
     assert [r["uplink_bytes"] for r in rounds] == pytest.approx(
         [r["uplink_bytes"] for r in others], rel=0.02
-    )  # models differ by rounding
+    )  # the models may differ by rounding
     assert all(r["relayed_bytes"] for r in rounds) and not any(r["relayed_bytes"] for r in others)
 
 
@@ -222,7 +222,7 @@ def test_the_forwarded_sum_equals_the_sum_of_the_accepted_frames():
     assert behind.relays.take() == (sum(len(report.frame) for report in heard), 0)
     assert behind.relays.take() == (0, 0)
     for member in behind.federation.members:
-        assert member.memory.pending is not None  # until the next assignment settles it
+        assert member.memory.pending is not None  # pending until the next assignment
     behind.round(2)
 
 

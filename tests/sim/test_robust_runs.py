@@ -1,4 +1,4 @@
-"""Runs with robust strategies: they learn, interruptions do not change them, and cohorts too small for any round are refused."""
+"""Runs with robust strategies learn, are the same after interruptions, and are refused if the cohort is always too small."""
 
 from dataclasses import replace
 
@@ -109,7 +109,7 @@ def test_failed_rounds_are_in_the_metrics_with_the_reason(tmp_path):
 )
 @pytest.mark.parametrize("attack", ["infinity:1+malformed:2"])
 def test_rejected_byzantine_clients_count_among_the_f(tmp_path, strategy, attack):
-    """Six of nine clients remain: too few to tolerate three more Byzantine clients, but enough without any."""
+    """Three of nine clients are rejected. The other six are too few to tolerate three more Byzantine clients, but need not do so."""
     summary = simulate(
         replace(
             RUN,

@@ -1,4 +1,4 @@
-"""Interruptions do not change a run, an error of a client rejects its reply, and an error of the user is one line."""
+"""Runs are the same after interruptions, an error of a client rejects its reply, and an error of the user is one line."""
 
 import gc
 import json
@@ -20,6 +20,7 @@ from small_runs import (
     Records,
     Stop,
     StopsAt,
+    assert_refused,
     assert_the_same_when_stopped,
     lines_in,
     model_bytes,
@@ -38,7 +39,6 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
-from fedcomp.tasks.partition import partition
 from fedcomp.training.engine import SerialEngine
 
 
@@ -179,40 +179,25 @@ def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine):
     rules = StrategyConfig(
         participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
-    federation = partitioned(rules, clients=8)
+    federation = Federation(rules, clients=8)
+    federation.use_partition()
     list(federation.loop.rounds(range(1, 7)))
     simulate(
         replace(
             TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")
         )
     )
-    virtual = load_file(tmp_path / "run" / "model.safetensors")
-    real = federation.layout.views(federation.loop.broadcasts.weights)
-    for name, view in real.items():
-        torch.testing.assert_close(
-            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
-        )
-
-
-def partitioned(rules: StrategyConfig, clients: int) -> Federation:
-    """Return a federation of real clients with the data partition of a simulation."""
-    federation = Federation(rules, clients=clients)
-    for member, shard in zip(
-        federation.members,
-        partition("iid", federation.members[0].data, clients, rules.seed),
-        strict=True,
-    ):
-        member.shard = shard
-    return federation
+    federation.assert_same_model(tmp_path / "run", 0 if engine == "serial" else 1e-6)
 
 
 @pytest.mark.slow
 def test_virtual_clients_that_missed_rounds_download_the_same_as_real_ones(tmp_path):
-    """Virtual clients share one copy of the model. When one of them downloads the dense model, the copy is newer than the others expect."""
+    """Virtual clients have one copy of the model. After one has downloaded the dense model, the copy is newer than the others expect."""
     rules = StrategyConfig(
         participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
-    federation = partitioned(rules, clients=40)
+    federation = Federation(rules, clients=40)
+    federation.use_partition()
     outcomes = list(federation.loop.rounds(range(1, 31)))
     simulate(
         replace(
@@ -341,10 +326,7 @@ def test_a_run_without_compression_sends_dense_bytes_and_headers(tmp_path):
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
-    with pytest.raises(UserError) as error:
-        simulate(replace(TINY, **({"out": out(tmp_path, "run")} | change)))
-    assert says in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "run").exists()
+    assert_refused(tmp_path, replace(TINY, **change), says)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -525,7 +507,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_by_the_serial_engine(tmp_path)
 
 @pytest.mark.parametrize("partition", ["iid", "natural"])
 def test_a_loss_that_branches_only_on_large_batches_is_trained_serially(tmp_path, partition):
-    """The first client has too few examples to show the branch, so the engine is tried on the client with the most examples."""
+    """The first client has too few examples to reach the branch. The trial of the engine uses the client with the most examples."""
     config = replace(TINY, task=f"{TASKS}:mined", partition=partition, participation=1.0, rounds=4)
     watched = Records()
     simulate(replace(config, out=out(tmp_path, "whole")), watched)

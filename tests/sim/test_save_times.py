@@ -1,4 +1,4 @@
-"""The rounds after which a simulation is saved: every N rounds, or within a twentieth of its time."""
+"""The rounds after which a simulation is saved: every N rounds, or so rarely that saves take at most a twentieth of the time."""
 
 import pytest
 

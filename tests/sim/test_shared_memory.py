@@ -1,4 +1,4 @@
-"""Tensors in shared memory can be read by other processes, and leave no open file."""
+"""Other processes can read tensors in shared memory, which leave no open file."""
 
 import os
 import pickle

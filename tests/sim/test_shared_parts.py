@@ -28,7 +28,7 @@ CODED = replace(
     [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)],
 )
 def test_each_partition_is_trained_once_per_round(tmp_path, monkeypatch, attack, trainings):
-    """Byzantine clients with other data train separately, without an effect on others. Their rows may contain all partitions."""
+    """Byzantine clients with other data, even with all partitions, train separately and do not change the results of others."""
     count, train_job = [], SerialEngine.train_job
 
     def counted(self, start, data, job, *rest):

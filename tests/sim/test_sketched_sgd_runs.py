@@ -1,19 +1,24 @@
-"""Runs of sketched SGD: interruptions, and real instead of virtual clients, do not change them."""
+"""Runs of sketched SGD are the same after interruptions and with real instead of virtual clients."""
 
 from dataclasses import replace
 
 import pytest
-import torch
 from federation import Federation
-from safetensors.torch import load_file
-from small_runs import TINY, StopsAfter, StopsAt, assert_the_same_when_stopped, out, rounds_of
+from small_runs import (
+    TINY,
+    StopsAfter,
+    StopsAt,
+    assert_refused,
+    assert_the_same_when_stopped,
+    out,
+    rounds_of,
+)
 
-from fedcomp import RunConfig, UserError
+from fedcomp import RunConfig
 from fedcomp.config import read_run
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.sketched_sgd import SketchedSGD
-from fedcomp.tasks.partition import partition
 
 RUN = replace(
     TINY,
@@ -48,10 +53,7 @@ def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine, candi
     federation = Federation(
         rules, clients=8, strategy=lambda *args: SketchedSGD(*args, options=options)
     )
-    for member, shard in zip(
-        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
-    ):
-        member.shard = shard
+    federation.use_partition()
     traffic = [o.traffic for o in federation.loop.rounds(range(1, 7))]
     assert bool(federation.loop.dropped) == (candidates > 1)
     spec = f"sketched-sgd:density=10%,candidates={candidates}"
@@ -66,11 +68,7 @@ def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine, candi
             out=out(tmp_path, "run"),
         )
     )
-    virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
-        torch.testing.assert_close(
-            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
-        )
+    federation.assert_same_model(tmp_path / "run", 0 if engine == "serial" else 1e-6)
     lines = rounds_of(out(tmp_path, "run"))
     assert [line["uplink_bytes"] for line in lines] == [sum(t.uplink.values()) for t in traffic]
     assert [line["downlink_bytes"] for line in lines] == [sum(t.downlink.values()) for t in traffic]
@@ -126,10 +124,4 @@ def test_unset_codecs_and_memory_get_the_defaults_of_the_strategy(tmp_path):
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, options, sentence):
-    with pytest.raises(UserError) as caught:
-        simulate(replace(RUN, **options, out=out(tmp_path, "run")))
-    assert (
-        sentence in str(caught.value)
-        and "\n" not in str(caught.value)
-        and not (tmp_path / "run").exists()
-    )
+    assert_refused(tmp_path, replace(RUN, **options), sentence)

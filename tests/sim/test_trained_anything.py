@@ -31,7 +31,7 @@ class Pairs(Dataset):
 
 
 class Halves(nn.Module):
-    """A model that takes the two halves of the inputs as keyword arguments."""
+    """A model whose keyword arguments are the two halves of the inputs."""
 
     def __init__(self):
         super().__init__()
@@ -146,12 +146,12 @@ def test_evaluate_fn_computes_the_metrics_of_a_round(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("own", {}, "with a train_fn"),
-        ("lazy", {}, "with data that is read batch by batch"),
-        ("keywords", {}, "with several model inputs"),
-        ("keywords", {"optimizer": "adamw"}, "with --optimizer adamw"),
+        ("own", {}, "a train_fn"),
+        ("lazy", {}, "data that is read batch by batch"),
+        ("keywords", {}, "several model inputs"),
+        ("keywords", {"optimizer": "adamw"}, "--optimizer adamw"),
     ],
 )
 def test_the_error_of_the_batched_engine_names_the_obstacle(tmp_path, name, options, why):
-    with pytest.raises(ConfigError, match=f"--engine batched cannot train {why}"):
+    with pytest.raises(ConfigError, match=f"--engine batched does not support {why}"):
         simulate(config(tmp_path / "run", name, engine="batched", **options))

@@ -1,4 +1,4 @@
-"""The memory of a cohort's updates is used again, but never while a tensor refers to it."""
+"""The memory of a cohort's updates is reused, but never while a tensor refers to it."""
 
 import torch
 

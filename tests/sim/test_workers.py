@@ -1,4 +1,4 @@
-"""Worker processes compute the updates of the serial engine, are replaced when they die, and end with their parent process."""
+"""Worker processes compute the updates of the serial engine, are replaced if they die, and end with their parent process."""
 
 import contextlib
 import os
@@ -52,16 +52,16 @@ def workers(name: str = "task", count: int = 1, **options) -> Iterator[WorkerEng
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[WorkerEngine]:
-    """Two workers that are new interpreters, as in a real run."""
-    with workers("minded", count=2) as engine:
+    """Yield an engine with two workers that are new interpreters, as in a real run."""
+    with workers("faulty", count=2) as engine:
         yield engine
 
 
 def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two):
-    """With dropout, running statistics, kept momentum, moments, batches of two sizes, and data in shared memory."""
-    data, one_by_one = worker_tasks.examples(), serial("minded")
+    """With dropout, running statistics, momentum that is kept between rounds, moments, batches of two sizes, and data in shared memory."""
+    data, one_by_one = worker_tasks.examples(), serial("faulty")
     start = start_of(one_by_one)
-    assert_same(two_rounds(two, start, two.resident(data)), two_rounds(one_by_one, start, data))
+    assert_same(two_rounds(two, start, two.place_data(data)), two_rounds(one_by_one, start, data))
     flipped = Data(data.inputs, 3 - data.targets)
     assert_same(two_rounds(two, start, flipped), two_rounds(one_by_one, start, flipped))
     assert len({worker.process.pid for worker in two.workers}) == 2
@@ -77,12 +77,12 @@ def test_the_parent_trains_clients_before_workers_are_started(monkeypatch):
         assert_same(two_rounds(engine, start, data), expected)
         assert not engine.workers
         monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", 0.0)
-        assert_same(two_rounds(engine, start, data), expected)  # by the parent and the worker
+        assert_same(two_rounds(engine, start, data), expected)  # in the parent and in the worker
         assert len(engine.workers) == 1
 
 
 def test_bfloat16_updates_equal_the_serial_engines_and_are_close_to_float32(two):
-    data, one_by_one = worker_tasks.examples(), serial("minded")
+    data, one_by_one = worker_tasks.examples(), serial("faulty")
     start, coarse = start_of(one_by_one), LocalSGD(steps=3, batch_size=8, precision="bfloat16")
     fine = LocalSGD(steps=3, batch_size=8)
     expected, _ = one_by_one.train(start, data, jobs(start, coarse), coarse, seed=5)
@@ -94,7 +94,7 @@ def test_bfloat16_updates_equal_the_serial_engines_and_are_close_to_float32(two)
 
 
 def test_returned_updates_do_not_change_in_later_calls(two):
-    data, start = worker_tasks.examples(), start_of(serial("minded"))
+    data, start = worker_tasks.examples(), start_of(serial("faulty"))
     first, _ = two.train(start, data, jobs(start), SGD, seed=5)
     kept = first.clone()
     row = two.train(start, data, jobs(start, round=2), SGD, seed=5)[0][1]
@@ -107,7 +107,7 @@ def test_returned_updates_do_not_change_in_later_calls(two):
 
 
 def test_workers_killed_while_they_are_idle_are_replaced(two):
-    data, start = worker_tasks.examples(), start_of(serial("minded"))
+    data, start = worker_tasks.examples(), start_of(serial("faulty"))
     before, _ = two.train(start, data, jobs(start), SGD, seed=5)
     killed = two.workers[0].process
     killed.kill()
@@ -126,11 +126,11 @@ def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(tmp_pat
     fork_workers(monkeypatch)
     monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path / "died"))
     output: list[str] = []
-    one_by_one = serial("minded")
+    one_by_one = serial("faulty")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
-    with workers("minded", warn=output.append) as engine:
+    with workers("faulty", warn=output.append) as engine:
         updates, results = engine.train(
             start,
             worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable),
@@ -198,13 +198,13 @@ def test_random_numbers_drawn_by_an_imported_task_are_the_same_in_workers(monkey
 
 def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error(monkeypatch):
     fork_workers(monkeypatch)
-    output, start = [], start_of(serial("minded"))
+    output, start = [], start_of(serial("faulty"))
     data, sgd = (
         worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}),
         LocalSGD(epochs=1, batch_size=8),
     )
     ended = pytest.raises(UserError, match="^6 worker.*SIGSEGV.*--engine serial")
-    with workers("minded", warn=output.append) as engine, ended as error:
+    with workers("faulty", warn=output.append) as engine, ended as error:
         engine.train(start, data, jobs(start, sgd)[1:], sgd, seed=5)
     assert (
         "\n" not in str(error.value)
@@ -215,7 +215,7 @@ def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error(monkeyp
 
 
 def test_a_model_that_exits_its_process_fails_only_its_client(two):
-    one_by_one, sgd = serial("minded"), LocalSGD(epochs=1, batch_size=8)
+    one_by_one, sgd = serial("faulty"), LocalSGD(epochs=1, batch_size=8)
     start = start_of(one_by_one)
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
     for each in (two, one_by_one):
@@ -234,7 +234,7 @@ def test_a_model_that_exits_its_process_fails_only_its_client(two):
 
 def test_a_worker_does_not_import_flower(two):
     sgd = LocalSGD(epochs=1, batch_size=8)
-    start = start_of(serial("minded"))
+    start = start_of(serial("faulty"))
     _, results = two.train(
         start, worker_tasks.marked(_7=worker_tasks.MODULES), jobs(start, sgd), sgd, seed=5
     )
@@ -298,7 +298,7 @@ def test_a_model_that_views_its_activations_is_trained():
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_or_file_is_left_after_the_parent_ends(tmp_path, sent):
-    """Its workers train clients for minutes. Shared memory has no file that could be left."""
+    """The parent ends while a worker trains a client for ten minutes."""
     before = set(os.listdir("/dev/shm"))
     task = ("--task", f"{TASKS}:slow", "--clients", "1", "--participation", "1")
     run = Command(tmp_path, "run", "sim", *task, "--rounds", "1", "--engine", "processes")

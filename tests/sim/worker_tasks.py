@@ -1,4 +1,4 @@
-"""Tasks for the tests of worker processes, in a file that they can load."""
+"""Tasks for the tests of worker processes, which load this file."""
 
 import os
 import random
@@ -13,12 +13,10 @@ from torch import nn
 
 from fedcomp import Data, Task
 
-DEADLY, BAD = 1000.0, 500.0  # first inputs of examples that trigger a fault
-EXIT, STOP = 250.0, 125.0  # likewise
-DEADLY_ONCE, MODULES = 100.0, 75.0  # likewise
-FIRST_DEATH = (
-    "FEDCOMP_TEST_FIRST_DEATH"  # names a file that exists once DEADLY_ONCE has killed a worker
-)
+# An example with one of these numbers as its first input triggers a fault of the model.
+DEADLY, BAD, EXIT, STOP, DEADLY_ONCE, MODULES = 1000.0, 500.0, 250.0, 125.0, 100.0, 75.0
+# Environment variable that names a file, which exists after DEADLY_ONCE has killed a worker.
+FIRST_DEATH = "FEDCOMP_TEST_FIRST_DEATH"
 
 
 def examples() -> Data:
@@ -49,8 +47,8 @@ def model() -> nn.Module:
     )
 
 
-class Minded(nn.Module):
-    """A model that fails in the way that the first inputs of a batch select."""
+class Faulty(nn.Module):
+    """A model whose fault is selected by the first inputs of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +88,7 @@ class Slow(nn.Module):
 
 
 class Viewed(nn.Module):
-    """A model that views its activations, which requires them to be contiguous."""
+    """A model that calls `view` on its activations, which must therefore be contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,14 +114,14 @@ class Projected(nn.Module):
 DRAWN = torch.rand(8) * float(np.random.rand()) * random.random()
 
 task = Task("mixed", model, examples, examples)
-minded = Task("minded", Minded, examples, examples)
+faulty = Task("faulty", Faulty, examples, examples)
 slow = Task("slow", Slow, examples, examples)
 viewed = Task("viewed", Viewed, examples, examples)
 drawn = Task("drawn", lambda: Projected(DRAWN), examples, examples)
 
 
 def gone() -> Task:
-    """Return a task that can be loaded only in the first process."""
+    """Return a task that cannot be loaded once the file FIRST_DEATH exists."""
     if os.environ.get(FIRST_DEATH) and Path(os.environ[FIRST_DEATH]).exists():
         raise FileNotFoundError("the file is gone")
     return task

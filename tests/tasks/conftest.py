@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def one_thread():
-    """Run torch in one thread, because on a busy machine, several threads wait for each other in steps on small batches."""
+    """Run torch in one thread. On a busy machine, several threads would often wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -29,7 +29,7 @@ def write_task(tmp_path):
 
 @pytest.fixture
 def unprivileged():
-    """Return a folder of a user without root permissions. The test runs as this user."""
+    """Run the test as a user without root permissions, and return a folder of this user."""
     me = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
         if me == 0:

@@ -114,7 +114,7 @@ def descend(task: Task, model, data, steps: int, lr: float) -> None:
 
 @pytest.mark.slow
 def test_both_models_accept_real_mnist_and_the_linear_model_learns_it(data_folder, one_thread):
-    """The training images are decoded once, because that takes most of the time."""
+    """One test for both models, because decoding the training images takes most of the time."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")
     cnn, logreg = load("mnist-cnn", data_folder), load("mnist-logreg", data_folder)

@@ -222,7 +222,7 @@ def shift(generator: np.random.Generator, count: int) -> np.ndarray:
 def test_augmentation_is_checked_only_with_augment():
     check(GOOD, 20)
     with pytest.raises(
-        ConfigError, match="^--augment: task 'toy' has no augmentation; leave the flag out"
+        ConfigError, match="^--augment: task 'toy' has no augmentation; leave --augment out"
     ):
         check(GOOD, 20, augment=True)
     shifted = dataclasses.replace(GOOD, augment=Augmentation(shift, torch.add))
@@ -303,7 +303,9 @@ def test_changing_buffers_are_named_unless_they_are_recalibrated():
     layer = nn.Linear(3, 3)
     nn.init.orthogonal_(layer.weight)
     with torch.no_grad():
-        layer.weight[0] *= 1.001  # close singular values: the vectors are still far from converged
+        layer.weight[0] *= (
+            1.001  # singular values so close that the power iteration converges slowly
+        )
     spectral = nn.utils.parametrizations.spectral_norm(layer)
     assert named(spectral) == ["1.parametrizations.weight.0._u", "1.parametrizations.weight.0._v"]
 
@@ -340,7 +342,7 @@ class Counting:
         ({"accuracy": lambda outputs, targets: 1j}, "got complex; expected a number"),
         (
             {"model": lambda: nn.Linear(4, 1), "accuracy": None},
-            "the model has 1 output, whose cross-entropy is always 0; give the task another loss",
+            "the model has 1 output, for which the cross-entropy is always 0; give the task another loss",
         ),
         (
             {
@@ -349,7 +351,7 @@ class Counting:
                 "loss": nn.functional.mse_loss,
                 "accuracy": None,
             },
-            "outputs float32 [2, 1] and targets float32 [2] have different shapes; give targets of",
+            "outputs float32 [2, 1] and targets float32 [2] have different shapes, so the loss would compare",
         ),
         (
             {"accuracy": lambda outputs, targets: torch.tensor(1j)},
@@ -370,7 +372,7 @@ def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(cha
             {"metrics": [lambda outputs, targets: 0.0]},
             "task 'toy': metrics is of type list; give a dict",
         ),
-        ({"name": 5}, "the name of a task is of type int; give a string"),
+        ({"name": 5}, "the name of a task must be a string, not int"),
         ({"train_fn": 5}, "task 'toy': train_fn is of type int; give a function"),
         (
             {"train_fn": lambda model, data: {"loss": 1.0}},

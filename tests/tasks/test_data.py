@@ -77,7 +77,7 @@ def test_all_forms_of_data_give_the_same_batches(given):
         ((X, ["a"] * 6), r"train\(\) failed: .*TypeError"),
         (
             Pairs(lambda x, y: {"x": x}),
-            r"the batch has a key 'x', but the model's forward has no such argument; .* give Task\(target='x'\)",
+            r"the batch has the key 'x', but the model's forward has no argument of this name; .* give Task\(target='x'\)",
         ),
         (
             Pairs(lambda x, y: (x[: y + 1], y)),

@@ -1,4 +1,4 @@
-"""Data in every form that a task accepts: several inputs, torch Datasets, Hugging Face Datasets, one data set for each client."""
+"""Forms of data that a task accepts: several inputs, torch Datasets, Hugging Face Datasets, and the data of each client."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class Listed(Dataset):
 
 
 def from_dict(columns: dict):
-    """Return a Hugging Face Dataset. The import takes a second, which a worker without these tests saves."""
+    """Return a Hugging Face Dataset. The import is in this function because it takes a second."""
     from datasets import Dataset
 
     return Dataset.from_dict(columns)

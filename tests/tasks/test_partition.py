@@ -18,7 +18,7 @@ def labelled(labels, groups=None) -> Data:
 
 
 def unequal(n: int, classes: int = 10, seed: int = 0) -> np.ndarray:
-    """Return `n` labels in random order. The sizes of the classes differ about as much as in MNIST."""
+    """Return `n` labels in random order, with classes of different sizes, about as in MNIST."""
     rng = np.random.default_rng(seed)
     share = 1 + 0.2 * np.sin(np.arange(classes))
     return rng.permutation(
@@ -252,7 +252,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             "^--partition classes:0: per_client is 0; give at least 1",
         ),
         ("shards:-1", DATA, 10, SpecError, "per_client is -1; give at least 1"),
-        ("dirichlet:0", DATA, 10, SpecError, "give more than 0"),
+        ("dirichlet:0", DATA, 10, SpecError, "give a number above 0"),
         (
             "iid",
             DATA,

@@ -1,4 +1,4 @@
-"""Errors of a user's code name the file and the line of the user's frame, and the exit status is 2."""
+"""Errors of a user's code name the user's file and line, and the exit status is 2."""
 
 import re
 

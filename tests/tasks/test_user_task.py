@@ -110,8 +110,11 @@ def test_the_error_for_a_file_without_a_name_lists_its_tasks(content, names, wri
         ("def task(): raise SystemExit\n", "the call failed: mine.py, line 1, in task: SystemExit"),
         ("class Own(BaseException): pass\nraise Own\n", "line 2: Own"),
         ("class Own(BaseException): pass\ndef task(): raise Own\n", "line 2, in task: Own"),
-        ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
-        ("x = 1\n", "the file has no 'task'; define it there"),
+        (
+            "tsak = 1\ndef make_task(): pass\n",
+            "the file does not define 'task'; did you mean 'make_task'",
+        ),
+        ("x = 1\n", "the file does not define 'task'; define it there"),
         ("task = 5\n", "is of type int; it must be a fedcomp Task or a function that returns one"),
         ("def task(): pass\n", "is of type NoneType; it must be"),
         ("def task(a, b): pass\n", "define it with one parameter or none"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Coarse, Scalar, Tied
+from small_models import Coarse, Scalar, Tied, small_task
 from torch import nn
 from torch.nn import functional as F
 
@@ -49,10 +49,7 @@ def examples(count: int = 60) -> Data:
 
 
 def parts(make, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, examples, examples, **options), model, layout, layout.gather(model)
+    return small_task(make, examples, **options)
 
 
 def by_torch_optim(
@@ -79,7 +76,7 @@ def by_torch_optim(
     return layout.gather(model) - start, sum(losses) / len(losses)
 
 
-# Every variant with one model, and every model with the variant that combines all options.
+# Every variant of the options with one model, and all models with the variant that combines the options.
 @for_each(
     "model_name, variant",
     [("mlp", variant) for variant in VARIANTS]
@@ -93,7 +90,9 @@ def test_updates_equal_those_of_torch_optim_sgd(model_name, variant):
     update, loss = by_torch_optim(task, model, layout, start, data, batches, sgd)
     trained = SerialEngine(task, model, layout, "cpu").train(start, data, batches, sgd)
     unused = layout.views(update).get("unused")
-    if unused is not None:  # torch.optim skips a parameter without a gradient; here it decays
+    if (
+        unused is not None
+    ):  # weight decay changes a parameter without a gradient here, but not in torch.optim
         unused.copy_(layout.views(trained.update)["unused"])
     tolerance = 0.03 if make is Coarse else 1e-5
     assert (trained.update - update).norm() < tolerance * update.norm()

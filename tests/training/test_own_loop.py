@@ -1,4 +1,4 @@
-"""Clients train by the task's `train_fn`. The state of a `train_fn` is stored as bytes between rounds."""
+"""Clients train by the task's `train_fn`, whose state is stored between rounds."""
 
 import re
 

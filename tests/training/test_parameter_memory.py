@@ -1,4 +1,4 @@
-"""The memory of parameters that is freed while a model is not in use."""
+"""The memory of a model's parameters is freed while no client trains."""
 
 import torch
 from torch import nn

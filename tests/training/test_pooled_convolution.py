@@ -34,7 +34,7 @@ def convolutions() -> nn.Module:
 
 
 def pooled() -> nn.Module:
-    """A model with two convolutions before max-pooling. Only the second is wide enough for the shorter backward pass."""
+    """Return a model with two convolutions before max-pooling. Only the second is large enough for the faster backward pass."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),
@@ -88,7 +88,7 @@ def test_fused_layers_change_updates_only_by_rounding(make, change):
     assert (found.result.buffers or {}).keys() == (expected.result.buffers or {}).keys()
 
 
-def test_the_shorter_backward_pass_is_used_only_where_it_is_faster(monkeypatch):
+def test_the_backward_pass_that_skips_zeros_is_used_only_where_it_is_faster(monkeypatch):
     seen, gradients = [], kernel.gradients
     monkeypatch.setattr(
         kernel, "gradients", lambda x, *rest: seen.append(x.shape[1]) or gradients(x, *rest)
@@ -166,7 +166,7 @@ def test_computing_the_maximum_before_the_relu_changes_no_bit():
 
 
 class Own(nn.Sequential):
-    """A subclass of nn.Sequential, whose forward pass is unknown to `fused`."""
+    """A subclass of nn.Sequential, whose layers `fused` does not change."""
 
 
 def hooked() -> nn.Module:

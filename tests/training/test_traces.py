@@ -1,4 +1,4 @@
-"""The traces of local steps: sums of gradients and their squares, and a momentum that is kept except at coordinates that were sent."""
+"""The vectors of local steps: sums of gradients and of their squares, and momentum with momentum masking."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
-from small_models import train_together
+from small_models import small_task, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,10 +44,7 @@ def examples() -> Data:
 
 
 def parts(make) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
-    torch.manual_seed(0)
-    model = make()
-    layout = Layout.of(model)
-    return Task("small", make, examples, examples), model, layout, layout.gather(model)
+    return small_task(make, examples)
 
 
 def stepwise(
@@ -92,12 +89,8 @@ def test_moments_and_momentum_are_those_of_the_steps(variant):
 @for_each("make", MODELS.values(), ids=MODELS)
 def test_the_batched_engine_has_the_same_traces_as_the_serial_engine(make, at_once):
     sgd, data = replace(SGD, clip=0.5), examples()
-    shards = [
-        np.arange(20),
-        np.arange(5) + 20,
-        np.arange(20) + 25,
-        np.arange(5) + 45,
-    ]  # clients with batches of 8 examples alternate with clients with batches of 5
+    # Clients with batches of 8 examples and of 5 examples alternate.
+    shards = [np.arange(20), np.arange(5) + 20, np.arange(20) + 25, np.arange(5) + 45]
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     task, model, layout, start = parts(make)
     momenta = 0.1 * torch.randn(

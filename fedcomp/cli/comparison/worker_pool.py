@@ -184,9 +184,9 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     prepared = PreparedRun(RunConfig(**values), Callback())
     return {
         "config": dataclasses.replace(prepared.config, out=None, resume=False),
-        "engine": prepared.machine.engine,
+        "engine": prepared.engine_choice.engine,
         "device": prepared.device.type,
-        "on": prepared.machine.device,
+        "on": prepared.engine_choice.device,
         "parameters": prepared.layout.numel,
     }
 

@@ -1,4 +1,4 @@
-"""Attacks by the virtual Byzantine clients of a simulation. Each attack is a subclass of `Attack`."""
+"""Attacks by Byzantine clients in a simulation. Each attack is a subclass of `Attack`."""
 
 from ... import spec
 from ...errors import SpecError
@@ -21,7 +21,7 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return a dict that maps the names of attacks to their classes, including attacks from plugins (fedcomp/plugins.py)."""
+    """Return the classes of all attacks by name, including attacks from plugins (fedcomp/plugins.py)."""
     return _ATTACKS.available()
 
 
@@ -30,7 +30,7 @@ def attacks(text: str) -> list[Attack]:
     with spec.error_context(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:
-            raise SpecError(f"an attack always changes the whole update; leave @{parsed.scope} out")
+            raise SpecError(f"an attack changes the whole update; leave @{parsed.scope} out")
         parsed_attacks = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
         if len(set(parsed_attacks)) != len(parsed_attacks):
             raise SpecError("the same attack is given twice; give it once, with a larger count")

@@ -1,4 +1,4 @@
-"""The attack "a little is enough": send the mean of the honest updates, shifted too little for robust aggregation rules to detect.
+"""The attack "a little is enough": send the mean of the honest updates, with a shift that is too small for robust rules to detect.
 
 Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distributed learning", NeurIPS 2019, algorithm 3:
 
@@ -6,9 +6,11 @@ Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distri
 
 Every attacker sends the update x. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of
 each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the standard normal
-distribution function. For few attackers, the formula gives z ≤ 0, and μ is not shifted; set the option `z` to attack anyway. The option
-`shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` subtracts z·σ from positive
-coordinates of μ and adds z·σ to negative ones, so the sign of small coordinates is reversed.
+distribution function.
+
+With few attackers, the formula gives z ≤ 0, and the attackers send μ; set the option `z` to attack anyway. The option `shift=down`
+subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves every coordinate of μ towards zero by z·σ,
+which reverses the signs of small coordinates.
 """
 
 import math
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-# Limit for the argument of Φ⁻¹. The argument is 1 if the attackers are a majority, and Φ⁻¹(1) is infinite.
+# Largest argument of Φ⁻¹. If the attackers are a majority, the formula gives 1, and Φ⁻¹(1) is infinite.
 MAX_PROBABILITY = 1 - 1e-6
 
 
@@ -45,7 +47,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return the shift z of the paper for f Byzantine clients in a cohort of n clients, but 0 instead of a negative z."""
+    """Return the paper's z for f Byzantine clients in a cohort of n clients, or 0 if the paper's z is negative."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

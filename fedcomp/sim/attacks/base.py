@@ -1,12 +1,12 @@
-"""The interface of attacks. An attack changes what virtual Byzantine clients do in a round.
+"""The interface of attacks by Byzantine clients.
 
 An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or make its
 clients send no answer (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no
-state from round to round. The result of a run with attacks therefore does not depend on whether the run is interrupted and resumed, or
-whether a cohort is trained in several batches.
+state between rounds. The result of a run with attacks is therefore the same if the run is interrupted and resumed, or if a cohort is
+trained in several parts.
 
-A round may have several phases, such as the phases of an election (docs/explanation/elections.md). The method `updates` is called again in
-a later phase if clients compute a new vector in that phase, for example a vote. The method `reply` is called in every phase of a round.
+A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `reply` is called in every phase.
+`updates` is called in the first phase, and in each later phase in which clients compute a new vector, for example a vote.
 """
 
 import re
@@ -36,14 +36,13 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # number of clients in the cohort that carry out this attack
     honest_clients: tuple[int, ...]  # ascending ids of the honest clients with finite updates
-    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, these are the updates that
-    # the attackers trained.
+    # The honest clients' updates before encoding, one row for each client; without honest clients, the attackers' trained updates.
     honest_updates: Tensor
 
 
 @dataclass(frozen=True)
 class ReplyContext:
-    """The values that a Byzantine client needs to make a frame (an encoded update)."""
+    """The values that a Byzantine client needs to encode a vector as a frame."""
 
     codec: Codec
     seed: int  # seed that an honest client would use to encode its update
@@ -66,16 +65,14 @@ class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
     count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
-    # Ids of the Byzantine clients, such as 3/7/10-14. If empty, `count` clients are drawn at random.
-    clients: str = ""
+    clients: str = ""  # ids of the Byzantine clients, such as 3/7/10-14; empty: random clients
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    # Maps each option to its lowest and highest allowed value.
+    # Maps an option to its lowest and highest allowed value.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    # Whether the method `updates` reads the honest clients' updates.
-    uses_honest_updates: ClassVar[bool] = False
-    # Whether the attackers of a round depend on the strategy's allocation matrix (voters × data partitions).
+    uses_honest_updates: ClassVar[bool] = False  # whether `updates` reads the honest updates
+    # Whether the attackers of a round are chosen by the strategy's allocation matrix (clients × data partitions).
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -113,13 +110,13 @@ class Attack:
         return self.count or len(self.named_clients)
 
     def data(self, data: Examples) -> Examples:
-        """Return the data on which Byzantine clients train; `data` is the clean training data."""
+        """Return the data on which Byzantine clients train, by default the original data."""
         return data
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
-        """Return the updates that Byzantine clients encode instead of their trained updates `x`. The method may overwrite `x`.
+        """Return the updates that Byzantine clients encode instead of their trained updates `x`. May overwrite `x`.
 
-        `x` and the result have a row for each Byzantine client. The returned updates are encoded with error feedback, like honest updates.
+        `x` and the result have a row for each Byzantine client. The result is encoded with error feedback, like honest updates.
         """
         return x
 
@@ -128,5 +125,5 @@ class Attack:
         return report
 
     def silence_reason(self, generator: np.random.Generator) -> str:
-        """Return the reason why a Byzantine client does not answer in this round, or "" if the client answers."""
+        """Return why a Byzantine client does not answer in this round, or "" if it answers."""
         return ""

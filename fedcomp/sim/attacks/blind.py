@@ -1,4 +1,4 @@
-"""Attacks by Byzantine clients that know only their own update x, and send another vector instead of x:
+"""Attacks by Byzantine clients that do not know the honest updates. They replace their own update x:
 
     inverted     x ← −s·x
     rescaled     x ← r·x,  log₁₀ r uniform in [−d, d]

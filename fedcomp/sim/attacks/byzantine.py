@@ -1,4 +1,4 @@
-"""The Byzantine clients of a run: the attackers of each round, and the honest updates that attacks read."""
+"""The Byzantine clients of a run: which clients attack in a round, and the honest updates that their attacks read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,27 +30,23 @@ class AttackedCohort:
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    # Maps honest clients to their updates. Updates with NaN or infinity are left out.
-    honest: dict[int, Tensor] = field(default_factory=dict)
+    honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates by client
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        # Replace each update by its row of `stack`, so that memory holds each update only once.
+        # Keep only the rows of `stack`, so that each update is in memory only once.
         self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
 
 class ByzantineClients(ClientHook):
-    """The virtual Byzantine clients of a run.
-
-    Raises ConfigError if an attacker is not a client of the run or has two attacks.
-    """
+    """The virtual Byzantine clients of a run. Raises ConfigError if an attacker is not a client of the run or has two attacks."""
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        # The clients that are attackers in all rounds, each mapped to its attack.
+        # The clients that attack in all rounds, with their attacks.
         self.fixed = _assign_clients(attacks, clients, seed)
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
         uses_allocation = any(attack.uses_allocation for attack in attacks)
@@ -63,10 +59,10 @@ class ByzantineClients(ClientHook):
     def __str__(self) -> str:
         descriptions = []
         for attack in self.attacks:
-            own = [client for client, other in sorted(self.fixed.items()) if other is attack]
-            ids = "/".join(map(str, own[:MAX_LISTED]))
-            if len(own) > MAX_LISTED:
-                ids += f" and {len(own) - MAX_LISTED} more"
+            attackers = [c for c, other in sorted(self.fixed.items()) if other is attack]
+            ids = "/".join(map(str, attackers[:MAX_LISTED]))
+            if len(attackers) > MAX_LISTED:
+                ids += f" and {len(attackers) - MAX_LISTED} more"
             descriptions.append(
                 f"{attack.name} {ids or f'{attack.size} clients with the most data partitions'}"
             )
@@ -74,7 +70,7 @@ class ByzantineClients(ClientHook):
 
     @property
     def size(self) -> int:
-        """Maximum number of Byzantine clients in a round."""
+        """The number of Byzantine clients."""
         return sum(attack.size for attack in self.attacks)
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
@@ -89,7 +85,7 @@ class ByzantineClients(ClientHook):
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
-        """Return the attack that the client of assignment `a` carries out, or None if the client is honest."""
+        """Return the attack of the client of assignment `a`, or None if the client is honest."""
         attacked = self._rounds.get(a.round)
         attackers = attacked.attackers if attacked and a.client in attacked.cohort else self.fixed
         return attackers.get(a.client)
@@ -97,13 +93,13 @@ class ByzantineClients(ClientHook):
     def generator(self, a: Assignment) -> np.random.Generator:
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # Methods of ClientHook. A group of clients is identified by its attack; the group of the honest clients is identified by None.
+    # Methods of ClientHook. The key of a group of clients is their attack, or None for the honest clients.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
-        if rounds:  # `assignments` is empty in later phases of a round
+        if rounds:  # not in later phases of a round, which have no assignments
             self._rounds = {r: attacked for r, attacked in self._rounds.items() if r in rounds}
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
@@ -115,11 +111,11 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the assignments, grouped by attack. The honest clients are the first group, since attacks may read the honest updates."""
+        """Return the assignments, grouped by attack. The honest clients come first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
-        return [(attack, own) for attack, own in groups.items() if own]
+        return [(attack, group) for attack, group in groups.items() if group]
 
     def training_data(self, group: Attack | None, data: Examples) -> Examples:
         return data if group is None else self._data[group]
@@ -156,7 +152,7 @@ class ByzantineClients(ClientHook):
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
-        allocation = self.strategy.allocation if self.strategy else None  # this round's matrix
+        allocation = self.strategy.allocation if self.strategy else None  # matrix of this round
         for attack in self.attacks:
             if attack.uses_allocation and not attack.named_clients and allocation is not None:
                 ranked = rank_by_row_weight(cohort, allocation)
@@ -166,9 +162,9 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from Byzantine client to attack.
+    """Return the attack of each Byzantine client. The clients are named by the attack or else drawn at random.
 
-    If an attack does not name its clients, they are drawn at random. Attacks with `uses_allocation` choose their clients in each round.
+    The result omits attacks with `uses_allocation` that name no clients, because their clients are chosen in each round.
     """
     attackers: dict[int, Attack] = {}
     for attack in attacks:

@@ -1,14 +1,13 @@
-"""The code-aware attack: the attackers are the clients that train on the most data partitions in a coded majority vote.
+"""The code-aware attack: in a coded majority vote, the clients that train on the most data partitions attack.
 
 Sohn, Han, Choi, Moon, "Election coding for distributed learning", NeurIPS 2020:
 
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-Here, x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids. A client's row has a
-one for each data partition on which the client trains. In elections in which clients exchange ballots, a client's row has a one for each
-sender whose ballot the client counts. The weight of a row is the number of its ones. Most clients have rows of small weight; an adversary
-that knows the allocation matrix G corrupts the clients with the heaviest rows. If the cohort has more clients than G has rows, the rows are
-assigned to the clients cyclically.
+Here, x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids; if the cohort has more
+clients than G has rows, the rows are assigned cyclically. A client's row has a one for each data partition on which the client trains, or,
+in elections in which clients exchange ballots, for each sender whose ballot the client counts. The weight of a row is the number of its
+ones. Most rows have a small weight; an adversary that knows G corrupts the clients with the heaviest rows.
 """
 
 from collections.abc import Sequence
@@ -28,10 +27,7 @@ class CodeAware(Inverted):
 
 
 def rank_by_row_weight(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
-    """Return the clients of a cohort, sorted by the weights (numbers of ones) of their rows of `allocation`, heaviest first.
-
-    Clients with equal weights are sorted by their ids.
-    """
+    """Return the clients of a cohort, sorted by the weights of their rows of `allocation` (heaviest first), then by their ids."""
     weights = allocation.sum(1, dtype=np.int64)
     ranked = sorted(range(len(cohort)), key=lambda i: (-weights[i % len(weights)], i))
     return [cohort[i] for i in ranked]

@@ -1,9 +1,9 @@
-"""The attack equivocation: send different ballots (encoded signs of an update) to different voters in an election.
+"""The attack equivocation: send ballots (encoded signs of an update) that only some of the voters in an election can read.
 
-With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. Therefore a
-sender cannot send different ballots, but can send some voters an encrypted key that does not decrypt the ballot. A voter with an invalid
-key proves to the server that the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same
-ballot to all voters, and this attack has no effect.
+With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The sender can
+therefore not send different ballots, but can send some voters an encrypted key that does not decrypt the ballot. Such a voter proves to
+the server that the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same ballot to all
+voters, and this attack has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +45,7 @@ def replace_wraps(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Return the sealed ballot `data` with random bytes as the encrypted keys at `positions`, signed again with `key`.
-
-    The function `noise(n)` returns n random bytes.
-    """
+    """Return the sealed ballot `data`, signed again with `key`, with `noise(n)` (n random bytes) as the encrypted keys at `positions`."""
     point, commitment, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size
     wraps = list(WRAP.iter_unpack(data[HEAD.size : end]))

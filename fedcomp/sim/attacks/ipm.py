@@ -1,6 +1,4 @@
-"""The attack inner product manipulation: turn the mean of all updates against the mean of the honest updates.
-
-The inner product of these two means becomes negative if the attack succeeds.
+"""The attack inner product manipulation: make the inner product of the mean of all updates and the mean of the honest updates negative.
 
 Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019, section 4:
 

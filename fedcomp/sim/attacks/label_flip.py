@@ -1,4 +1,4 @@
-"""The attack label flip: the attackers train honestly on data with wrong targets y.
+"""The attack label flip: the attackers train like honest clients, but on data with wrong targets y.
 
     y ← classes − 1 − y
 

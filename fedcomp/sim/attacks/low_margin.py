@@ -1,10 +1,10 @@
-"""The low-margin attack: vote against the majority sign in coordinates where the majority is narrow, and honestly in all other coordinates.
+"""The low-margin attack: vote against the majority sign in coordinates where the majority is narrow, and honestly in all others.
 
     S = Σ_i sign(u_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-Here, u_i is the update of client i, and x is an attacker's update, with its coordinates x_j. The option `margin` sets b. By default, b is
-the number of attackers in the cohort, since b attackers can change the sign if the votes for and against differ by at most b. A rule that
-excludes clients that often vote against clear majorities does not detect this attack.
+Here, u_i is the update of client i, and x is an attacker's update, with the coordinates x_j. The option `margin` sets b. By default, b is
+the number of attackers in the cohort, because their votes can outweigh or balance a majority of at most b votes. A rule that excludes
+clients that often vote against clear majorities does not detect this attack.
 """
 
 import math
@@ -32,6 +32,6 @@ class LowMargin(Attack):
         margin = context.n_byzantine if self.margin is None else self.margin
         narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        # Replace zeros in an update by its mean magnitude, since a zero has no sign and is not a vote.
+        # Replace zeros in an update by its mean magnitude, since a coordinate needs a sign to be a vote.
         magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

@@ -1,8 +1,7 @@
 """Attacks that change a client's report (its answer to the server): NaN or infinity, malformed frames, or no answer.
 
-A Byzantine client uses error feedback like an honest client. The attack replaces the client's frame (encoded update), and computes the
-ticket (a digest) of the new frame. If the server accepts the new frame, the server confirms the new ticket. The client's error feedback
-knows only the ticket of the honest frame, and treats the update as lost.
+The attack replaces the client's frame (encoded update) and computes the ticket (digest) of the new frame. If the server accepts the new
+frame, it confirms the new ticket. The client's error feedback knows only the ticket of the honest frame, and treats that frame as lost.
 """
 
 import struct
@@ -39,8 +38,9 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Send frames with NaN, infinity or the largest float32. NaN and infinity are written into an encoded frame, since codecs refuse to
-    encode them.
+    """Send frames with NaN, infinity or the largest float32.
+
+    NaN and infinity are written into an encoded frame, since codecs refuse to encode them.
     """
 
     value: Literal["nan", "inf", "largest"] = "nan"
@@ -72,11 +72,13 @@ class Infinity(Attack):
 
 @dataclass(frozen=True)
 class Malformed(Attack):
-    """Send malformed frames: random bytes, a truncated frame, a frame for a vector of another size, a frame with a wrong checksum, or
-    random bytes with a valid checksum.
+    """Send malformed frames.
+
+    The kinds are random bytes (`garbage`), a frame that is cut off (`truncated`), a frame for a vector of another size (`size`), a wrong
+    checksum (`checksum`), and random bytes with a valid header and checksum (`body`).
     """
 
-    # kind of malformed frame; "any": draw the kind in each round
+    # Kind of the malformed frame; "any": a random kind in each round.
     how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"
 
     name: ClassVar[str] = "malformed"
@@ -121,14 +123,14 @@ def with_checksum(frame: bytes, numel: int) -> bytes:
 
 
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
-    """Return a frame of the codec `identity` for a vector with as many coordinates as the vector of `frame`, all equal to `value`.
+    """Return a frame of the codec `identity` for a vector of the same size as that of `frame`, with all coordinates equal to `value`.
 
     Raises FrameError if `frame` is not a valid frame or has more than `max_numel` coordinates.
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:
         raise FrameError(
-            "the bytes are not a frame of this version of fedcomp, or the frame is for a larger vector"
+            "the bytes are not a frame of this version of fedcomp, or the frame is for a vector that is too large"
         )
     return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", value) * numel)])
 
@@ -138,9 +140,9 @@ def replace_floats(
 ) -> bytes:
     """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
-    `doubled` is the frame of the same vector times 2. The function looks for the float32 values that are twice as large in `doubled` as in
-    `frame`. If there are none, the function sets all bits after the header, since a floating-point number of any format is NaN if all its
-    bits are set.
+    `doubled` is the frame of the same vector times 2. Bytes that are a float32 in `frame`, and twice that float32 in `doubled`, are
+    replaced. If there are none, all bits after the header are set, since a number of any floating-point format is NaN if all its bits are
+    set.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)

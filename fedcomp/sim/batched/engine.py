@@ -1,4 +1,4 @@
-"""The batched engine, which trains many clients together. Each row of a matrix, the stack, holds the weights of one client."""
+"""The batched engine, which trains many clients together. Each row of a matrix, the stack, contains the weights of one client."""
 
 import itertools
 import math
@@ -24,12 +24,12 @@ from .regression import Regression
 # Parts of torch's error messages for models that torch.func.vmap cannot run, such as models that change a buffer in the forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 
-# One batch of every client: positions of examples in the data, [clients, batch size], and the augmentation's random numbers or None.
-Batch = tuple[Tensor, Tensor | None]
+# A batch of each client: indices of examples in the data [clients, batch size], and the random numbers of the augmentation or None.
+CohortBatch = tuple[Tensor, Tensor | None]
 
 
 class NotBatchable(ConfigError):
-    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without the advice on --engine."""
+    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without the proposed --engine."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
         self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
@@ -47,10 +47,9 @@ def _shortened(message: str) -> str:
 class BatchedEngine(Engine):
     """Engine that runs local SGD for at most `at_once` clients together, or for any number of clients if `at_once` is 0.
 
-    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. The
-    engine uses only the frozen parameters and the buffers of `model`, and frees the memory of the model's large trainable parameters. If
-    the device runs out of memory, the engine trains half as many clients together from then on. `warn` is called when memory runs out for
-    the first time.
+    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model`, moves it to `device`, and
+    frees the memory of its large trainable parameters, because it uses only the frozen parameters and the buffers. If the device runs out
+    of memory, the engine trains half as many clients together from then on, and calls `warn` the first time.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class BatchedEngine(Engine):
         self.at_once = at_once
         self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
-        # Maps the name of each parameter that is not float32 to its dtype.
+        # The dtypes of the parameters that are not float32, by name.
         dtypes = {e.name: parameters[e.name].dtype for e in layout}
         self.low_precision = {name: d for name, d in dtypes.items() if d != torch.float32}
         layered = layered_gradients(task, model)
@@ -82,7 +81,7 @@ class BatchedEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train the clients of `jobs` together. If an error occurs, train each client alone, so that only clients with an error fail.
+        """Train the clients of `jobs` together. If an error occurs, train each client alone, so that only the client at fault fails.
 
         Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
         """
@@ -107,8 +106,8 @@ class BatchedEngine(Engine):
     ) -> tuple[Tensor, Tensor]:
         """Run local SGD for each job from the weights `start`. All tensors are on the engine's device.
 
-        Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the batch loss
-        before each step, averaged over the client's steps.
+        Return the updates, float32 [clients, numel], and the training losses, float32 [clients]. A training loss is the batch loss before
+        each step, averaged over the client's steps.
         """
         self.model.train()
         m, n = len(jobs), self.layout.numel
@@ -120,7 +119,7 @@ class BatchedEngine(Engine):
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
             waiting = list(group)
             has_traces = any(job.traces for job in jobs)
-            unlimited = not self.at_once or self._regresses(data, size, sgd, has_traces)
+            unlimited = not self.at_once or self._uses_regression(data, size, sgd, has_traces)
             while waiting:
                 at_once = len(waiting) if unlimited else self.at_once
                 size_of_chunk = math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))
@@ -145,8 +144,8 @@ class BatchedEngine(Engine):
 
     def _batches(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, sizes: Sequence[int]
-    ) -> list[Batch]:
-        """Return one `Batch` per step, with the examples of all `jobs`. `sizes`: for each step, the batch size, equal for all jobs."""
+    ) -> list[CohortBatch]:
+        """Return the batches of each step. `sizes` are the batch sizes of the steps, which are the same for all jobs."""
 
         def split(rows: Sequence[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
@@ -166,7 +165,7 @@ class BatchedEngine(Engine):
         start: Tensor,
         stack: Tensor,
         data: Data,
-        batches: Sequence[Batch],
+        batches: Sequence[CohortBatch],
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor | None:
@@ -198,7 +197,7 @@ class BatchedEngine(Engine):
         start: Tensor,
         stack: Tensor,
         data: Data,
-        batches: Sequence[Batch],
+        batches: Sequence[CohortBatch],
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor:
@@ -207,7 +206,7 @@ class BatchedEngine(Engine):
         stack.copy_(base.expand_as(stack))
         steps = [positions for positions, _ in batches]
         sizes = [positions.shape[1] for positions in steps]
-        if self.regression is not None and self._regresses(data, sizes, sgd, bool(traces)):
+        if self.regression is not None and self._uses_regression(data, sizes, sgd, bool(traces)):
             losses = self.regression.descend(stack, data, steps, sgd.lr)
             stack -= base
             return losses
@@ -229,8 +228,10 @@ class BatchedEngine(Engine):
         stack -= base
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
-    def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether to train these batches with the compiled kernels of softmax regression."""
+    def _uses_regression(
+        self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool
+    ) -> bool:
+        """Return whether the compiled kernels of softmax regression train batches of these `sizes`."""
         return (
             self.regression is not None
             and not has_traces
@@ -238,7 +239,7 @@ class BatchedEngine(Engine):
         )
 
     def _gradients(
-        self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
+        self, parameters: Parameters, data: Data, batch: CohortBatch, sgd: LocalSGD
     ) -> tuple[Tensors, Tensor]:
         """Return the clipped gradients of a batch and the losses, with a row for each client."""
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
@@ -272,7 +273,7 @@ def _gather(examples: Tensor, positions: Tensor) -> Tensor:
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip each client's gradient to the L2 norm `limit`. The gradient of client i consists of row i of all tensors."""
+    """Clip each client's gradient (row i of all tensors for client i) to the L2 norm `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

@@ -1,7 +1,8 @@
 """The gradients of many clients' models at once: layer by layer for nn.Sequential, by torch.func.vmap for other models.
 
-For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Most layers process each example
-separately, so only layers with parameters need a version for many clients. In shapes, m is the number of clients and b is the batch size.
+For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Layers without parameters process
+these examples as usual; layers with parameters need a version for many clients. In shapes, m is the number of clients and b is the batch
+size.
 """
 
 from collections.abc import Callable
@@ -20,12 +21,11 @@ from ...training.local_sgd import Tensors
 Parameters = dict[str, Tensor]
 # Function of (parameters, inputs, targets) that returns the gradients and the losses of all clients.
 Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
-# Function that returns the outputs of a layer. Arguments: parameters of the layer, number of clients m, and inputs [m·b, ...] (b of each
-# client).
+# Function of (parameters of a layer, m, inputs [m·b, ...]) that returns the outputs of the layer.
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
 LAYERED, MAPPED = "layered", "mapped"
-IGNORED = -100  # the target value that cross_entropy ignores
+IGNORED = -100  # target value of the examples that cross_entropy ignores
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -49,7 +49,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     """Return a function that computes the gradients of many clients' nn.Sequential models layer by layer.
 
-    Return None for other models, for layers that `batched_layer` does not support, and for parameters that are not float32.
+    Return None if `batched_layer` does not support a layer, if a layer has hooks, or if a parameter is not float32.
     """
     layers = list(flat_layers(model))
     functions = [function for layer in layers if (function := batched_layer(layer))]
@@ -58,8 +58,10 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     names = {p: name for name, p in model.named_parameters()}
-    # For each layer: maps a parameter's name in the layer to the pair (name in the model, parameter).
-    own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
+    # For each layer, a dict from a parameter's name in the layer to (name in the model, parameter).
+    layer_parameters = [
+        {key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers
+    ]
 
     def gradients(
         parameters: Parameters, inputs: Tensor, targets: Tensor
@@ -67,10 +69,10 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         m, x = len(inputs), inputs.flatten(0, 1)
         with torch.enable_grad():
-            for function, own in zip(functions, own_names, strict=True):
-                weights = {  # all clients share the frozen weights
+            for function, params in zip(functions, layer_parameters, strict=True):
+                weights = {  # frozen parameters are the same for all clients
                     key: leaves[name] if name in leaves else p.detach().expand(m, *p.shape)
-                    for key, (name, p) in own.items()
+                    for key, (name, p) in params.items()
                 }
                 x = function(weights, m, x)
             outputs = x.unflatten(0, (m, -1))
@@ -85,8 +87,8 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return each client's loss, and the gradients of the losses with respect to the models' `outputs`.
 
-    For bfloat16 and float16 outputs, the losses are float32. If cross_entropy ignores every target of a client, the client's loss is NaN
-    and its gradient is zero, as in torch.
+    The losses of bfloat16 and float16 outputs are float32. If cross_entropy ignores every target of a client, the client's loss is NaN and
+    its gradient is zero, as in torch.
     """
     if outputs.dtype in (torch.bfloat16, torch.float16):
         losses, gradient = losses_of(task, outputs.float(), targets)
@@ -98,7 +100,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)
-    # Weight of each target in the mean loss.
+    # The weight of each target in the mean loss.
     weight = counted / counted.sum(1, keepdim=True).clamp(min=1)
     weight = weight.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
@@ -111,19 +113,19 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
     is_torch_layer = type(layer).__module__.startswith("torch.nn.modules.")
     is_stateless = is_torch_layer and not layer.state_dict() and not list(layer.children())
     if is_stateless and not isinstance(layer, RANDOM):
-        return lambda own, m, x: layer(x)
+        return lambda params, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
     if type(layer) is nn.Embedding and not (
         layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
     ):
-        return lambda own, m, x: _embedded(layer, own["weight"], x)
+        return lambda params, m, x: _embedded(layer, params["weight"], x)
     return None
 
 
-def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
-    """Return the outputs of nn.Linear for m clients with their own weights. `x` [m·b, ...] are the inputs, b examples for each client."""
-    rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
+def linear(params: Parameters, m: int, x: Tensor) -> Tensor:
+    """Return the outputs of nn.Linear for m clients with different weights. `x` [m·b, ...] are the inputs, b examples for each client."""
+    rows, weight, bias = x.reshape(m, -1, x.shape[-1]), params["weight"], params.get("bias")
     if torch.is_autocast_enabled(x.device.type):  # autocast does not cast the inputs of _Linear
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
@@ -158,7 +160,9 @@ class _Linear(torch.autograd.Function):
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
     m, v, d = weight.shape
-    if layer.padding_idx is not None:  # the embedding of the padding token gets no gradient
+    if (
+        layer.padding_idx is not None
+    ):  # as in torch, the embedding of the padding token gets no gradient
         padding = torch.arange(v, device=weight.device).view(-1, 1) == layer.padding_idx
         weight = torch.where(padding, weight.detach(), weight)
     rows = tokens.reshape(m, -1) + v * torch.arange(m, device=weight.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Softmax regression (one linear layer with cross-entropy), trained by compiled kernels on CPUs."""
+"""Softmax regression (one linear layer with cross-entropy), trained by compiled kernels on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ...training.local_sgd import LocalSGD
 
 @dataclass(frozen=True)
 class Regression:
-    """A softmax regression: the shape of its weights, and the positions of weights and biases in a client's parameter vector."""
+    """The shape of a softmax regression, and the positions of its parameters in a client's parameter vector."""
 
     outputs: int
     inputs: int
@@ -27,7 +27,7 @@ class Regression:
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the softmax regression that a task trains, or None if the task has another model or loss, or a frozen parameter."""
+        """Return the softmax regression that a task trains, or None for other models, other losses and frozen parameters."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
@@ -52,7 +52,7 @@ class Regression:
         return cls(shape[0], shape[1], weights, biases, flattens=bool(flattens))
 
     def supports(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Return whether `descend` supports batches of these sizes and the options `sgd`, and is faster than torch."""
+        """Return whether `descend` supports the options `sgd` and batches of these sizes, and is faster than torch."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"
@@ -66,7 +66,7 @@ class Regression:
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
         """Take an SGD step for each batch and client, and update the clients' parameters (rows of `stack`) in place.
 
-        `positions` has a tensor [clients, batch size] for each step: the positions of the examples in `data`. Return each client's loss,
+        `positions` has a tensor [clients, batch size] for each step: the indices of the examples in `data`. Return each client's loss,
         measured before each step and averaged over the steps.
         """
         losses = regression.descend(
