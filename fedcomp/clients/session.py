@@ -100,7 +100,8 @@ class EncodingSession:
         Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        state.settle(a.accepted, a.returned)
+        if state.memory.pending is not None:  # `_commit_accepted` has not committed the update
+            state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.committed != a.accepted:
             state.memory.reset()  # the server accepted an update that is not in the client's memory
             state.committed = ""
