@@ -3,8 +3,8 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024). The mean of B then gives the exact mean of B·A, and
-clients send half as much.
+`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024). Clients send half as much, and the mean of B gives
+the exact mean of B·A, because all clients have the same A.
 """
 
 import copy
