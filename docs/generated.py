@@ -128,12 +128,12 @@ def messages() -> str:
 
 
 def records() -> str:
-    """Return a table of the keys of each file of a run folder."""
+    """Return a table of the keys of each JSON object in the files of a run folder."""
     titles = {
-        RoundRecord: "metrics.jsonl: one object a round",
-        Rejection: "rejections of a round",
-        ClientRecord: "by_client: one object a client, in a deployment",
-        Summary: "summary.json",
+        RoundRecord: "metrics.jsonl: one object per round",
+        Rejection: "rejections in metrics.jsonl: one object per rejected client",
+        ClientRecord: "by_client in metrics.jsonl: one object per client",
+        Summary: "summary.json: one object",
     }
     return "\n\n".join(f"## {title}\n\n{_fields(cls)}" for cls, title in titles.items())
 

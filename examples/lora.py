@@ -3,7 +3,7 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024). It halves updates, and the mean of B·A is exact.
+`adapted(freeze_a=True)` trains only B of each adapter B·A (FFA-LoRA, Sun et al. 2024). Clients send half as much.
 """
 
 import copy

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 IN_WORDS = "–"  # stands in place of the paper's number if a claim has no number
 CAVEAT = (
-    "Different processors round sums differently, so a claim that holds or fails by a small margin "
-    "may not do so on another machine."
+    "Different processors round sums differently. If a claim holds or fails by a small margin, the "
+    "verdict may be different on another machine."
 )
 Options = Mapping[str, Any]  # maps fields of RunConfig to the options of a run
 # Alternative options of a method, such as learning rates; the best alternative is used.

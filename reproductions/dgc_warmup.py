@@ -61,9 +61,10 @@ REPRODUCTION = Reproduction(
     title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
     setting="The data are scikit-learn's digits; the paper uses CIFAR-10, ImageNet and other data. 4 clients with IID "
-    "data train one step in every round, with a batch of 16 examples and momentum 0.9, and send 0.1 % of the "
-    "coordinates (ten). In the warm-up of 20 rounds, the density falls from 25 % to 0.1 % and the learning rate "
-    "grows. Claim 1 is tested after 100 rounds, and claim 2 after 2,000.",
+    "data train one step in every round, with a batch of 16 examples and momentum 0.9. With DGC, they send 0.1 % of "
+    "the coordinates, which is ten coordinates. In the warm-up, the first 20 rounds, this density falls from 25 % to "
+    "0.1 %, and the learning rate grows to its final value. Claim 1 is tested after 100 rounds, and claim 2 after "
+    "2,000. A ratio (×) is the uplink bytes of momentum SGD, divided by those of DGC.",
     full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with IID "
     "data train one step in every round, with a batch of 32 examples and momentum 0.9, and send 0.1 % of the "
     "coordinates. In the warm-up of four epochs, the density falls from 25 % to 0.1 % and the learning rate grows. "

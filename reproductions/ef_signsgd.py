@@ -103,8 +103,9 @@ REPRODUCTION = Reproduction(
     name="ef-signsgd",
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
-    setting="Claims 1 and 2 are tested on two convex problems with two coordinates, and claims 3 to 5 by logistic "
-    "regression on MNIST (the paper: ResNet-18 and VGG on CIFAR). 2 clients with IID data take part in each of 400 "
+    setting="Claims 1 and 2 are tested on two convex problems with two coordinates, *kink* and *least squares*. Their "
+    "function f is 1 at the start, and 0 at the minimum. Claims 3 to 5 are tested by logistic regression on MNIST "
+    "(the paper: ResNet-18 and VGG on CIFAR). 2 clients with IID data take part in each of 400 "
     "rounds of one step. The large batch of a client has 32 examples, and the small batch 2. signSGD is a majority "
     "vote of the clients' signs. *Scaled signs without memory* is EF-signSGD without error feedback.",
     full_setting="Claims 1 and 2 are tested on two convex problems with two coordinates, and claims 3 to 5 by "

@@ -65,7 +65,7 @@ def unchanged(results: Results) -> Verdict:
     ]
     accuracy = f"{results['election-attacked']} with Byzantine clients, {results['election-honest']} without"
     return Verdict(
-        f"{accuracy}; the same model to the bit at {sum(same)} of {len(same)} seeds", all(same)
+        f"{accuracy}; bit for bit the same model at {sum(same)} of {len(same)} seeds", all(same)
     )
 
 
@@ -86,7 +86,8 @@ def bernoulli_helps(results: Results) -> Verdict:
         for run in mine.runs
     ]
     return Verdict(
-        f"{mine} against {vote} without a code, both with Byzantine clients; redundancy {statistics.mean(drawn):.2f} as drawn",
+        f"{mine} against {vote} without a code, both with Byzantine clients; "
+        f"mean redundancy of the drawn codes {statistics.mean(drawn):.2f}",
         more_accurate(mine, vote),
     )
 
@@ -97,8 +98,10 @@ REPRODUCTION = Reproduction(
     paper=PAPER,
     setting="The data are scikit-learn's digits; the paper trains ResNet-18 on CIFAR-10. n = 9 clients with IID data "
     "take part in each of 60 rounds of one step, with the learning rate 0.01. b = 3 of them are Byzantine and invert "
-    "the signs that they send. A random Bernoulli code is drawn again if its allocation matrix has an empty row or "
-    "column.",
+    "the signs that they send. A code gives each voter the partitions of the data on which it votes, and its "
+    "*redundancy* is the mean number of partitions per voter. In the table, *3.8 at (5, 1)* means a redundancy of 3.8 "
+    "with n = 5 and b = 1. A Bernoulli code is random; it is drawn again if a voter has no partition, or if a "
+    "partition has no voter.",
     full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10. n = 9 clients with IID data take part in each of "
     "20,000 rounds of one step with a batch of 14 examples. The learning rate is 1e-4, as in the paper. b = 3 of the "
     "clients are Byzantine and invert the signs that they send. The server has no momentum, unlike the paper's "
@@ -134,7 +137,7 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "With n voters and b Byzantine voters, the deterministic code gives a voter as many partitions as in the paper (on average).",
+            "With n voters and b Byzantine voters, the deterministic code has the same redundancy as in the paper.",
             "deterministic code, r = (n + 2b + 1)/2 − s/n",
             ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()),
             redundancy,

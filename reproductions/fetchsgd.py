@@ -91,8 +91,9 @@ REPRODUCTION = Reproduction(
     paper=PAPER,
     setting="The data are scikit-learn's digits. 280 clients have 5 or 6 images of one class, and 10 clients take part "
     "in a round (the paper: 10,000 clients with five CIFAR-10 images). Training takes 600 local steps of 5 images. "
-    "After each step, FetchSGD clients send a sketch with 8-bit cells, a tenth of the model's size in bytes, and the "
-    "server changes 0.5 % of the coordinates. FedAvg sends the whole model after every 8 steps. All methods have "
+    "After each step, FetchSGD clients send a sketch with 8-bit cells, whose size in bytes is a tenth of the "
+    "model's, and the server changes only the 0.5 % of the coordinates with the largest estimates. "
+    "FedAvg sends the whole model after every 8 steps. All methods have "
     "momentum 0.9 on the server. A ratio (×) is the bytes of the uncompressed run in both directions, divided by "
     "those of the method.",
     full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 10,000 clients have "

@@ -111,7 +111,7 @@ def section(
 
 def _of_device(results: Results) -> str:
     devices = {str(run.resolved.get("device", "cpu")) for m in results.values() for run in m.runs}
-    return f"On {', '.join(sorted(devices))}"
+    return f"On the device {', '.join(sorted(devices))}"
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
