@@ -20,7 +20,7 @@ def strategy_name(text: str) -> str:
 
 
 def is_dense(options: Mapping[str, Any]) -> bool:
-    """Return whether a run with these options sends all updates and models uncompressed."""
+    """Return whether a run with these options sends updates and broadcasts uncompressed."""
     return all(
         options.get(name, getattr(RunConfig, name)) == "identity" for name in ("uplink", "downlink")
     )

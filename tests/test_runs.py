@@ -86,7 +86,7 @@ def test_the_repr_tells_that_messages_are_larger_and_that_all_updates_were_rejec
     run = load(folder)
     large = [replace(r, uplink_bytes=2 * r.dense_uplink_bytes) for r in run.records]
     large = [replace(r, downlink_bytes=2 * r.dense_downlink_bytes) for r in large]
-    assert "×2.00 larger than float32 both ways" in repr(replace(run, records=tuple(large)))
+    assert "in total ×2.00 larger than in float32" in repr(replace(run, records=tuple(large)))
     rejection = RejectionSummary("train", "the loss is not finite", 12, [0, 1])
     summary = replace(run.summary, client_updates=0, rejections=[rejection])
     last = repr(replace(run, summary=summary)).splitlines()[-1]
