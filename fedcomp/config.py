@@ -59,7 +59,7 @@ class RunConfig:
     )
     data: str | None = option(
         None,
-        "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
+        "Folder of the task's data. Default: the folder that the environment variable FEDCOMP_DATA names.",
         changeable=True,
     )
     init: str | None = option(

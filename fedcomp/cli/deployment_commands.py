@@ -291,8 +291,8 @@ def identities(
     multiple = count is not None or (enrolment is not None and enrolment.is_dir())
     if multiple and partition_id is None:
         raise ConfigError(
-            "several clients in one process need different partitions of the data, but --partition-id is missing; with --partition-id K, "
-            "the first client uses partition K, the second client partition K+1, and so on"
+            "several clients in one process need different partitions of the data; give --partition-id K, with which the first client uses "
+            "partition K, the second client partition K+1, and so on"
         )
     if insecure:
         target = _target(server)
@@ -404,7 +404,7 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
     first = partition_id if client_id is None else client_id
     if first is None:
         raise UserError(
-            "a client without an enrolment needs an id; give --partition-id, or, for a client that trains on all its data, --client-id"
+            "a client without an enrolment needs an id; give --partition-id, or --client-id if the client trains on all data of the task"
         )
     if (last := first + count - 1) > MAX_ID:
         raise ConfigError(
