@@ -72,7 +72,7 @@ def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     assert told == f"Run tiny, task {TINY.task}" and place == f"folder    {folder}"
     assert f"{100 * last.accuracy:.2f} % (best {100 * best.accuracy:.2f} % in round" in quality
     times = f"×{sum(r.dense_uplink_bytes for r in run.records) / up:.2f}"
-    assert f" {human_bytes(up)} up ({times}), " in sent and "float32 both ways" in sent
+    assert f" {human_bytes(up)} up ({times}), " in sent and "than in float32" in sent
     assert rounds == "rounds    4; 6 clients, 3 a round"
 
     regression = [replace(r, accuracy=None, loss=r.round * 0.5) for r in run.records]

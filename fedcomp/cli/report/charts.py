@@ -14,8 +14,8 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. On an axis of bytes, only
-# the last value of each curve counts.
+# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. On an axis of bytes, the
+# values in this rule are the last values of the curves.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # values of larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
@@ -53,7 +53,7 @@ class Panel:
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return one panel per learning problem, or a single panel if no problem has several results."""
+    """Return one panel per learning problem, or a single panel if there is only one problem or no problem has several results."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
@@ -193,7 +193,10 @@ def _curves(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _curve(entry: ReportEntry, across: Quantity, up: Quantity, curves: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, up to the last round of the shortest run, or None if nothing was measured."""
+    """Return a curve of the mean and range over the seeds, up to the last round of the shortest run.
+
+    `curves` is the number of curves in the chart. Return None if nothing was measured.
+    """
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
