@@ -88,7 +88,7 @@ def alternative_error(name: str, message: str, exit_status: int) -> FedcompError
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Shorten names to MAX_NAME_LENGTH characters. Append a number to a name that equals an earlier name, apart from upper and lower case."""
+    """Shorten names to MAX_NAME_LENGTH characters. Append a number to a name that equals an earlier name, up to case."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")
