@@ -152,7 +152,7 @@ class ValueRange:
             if parsed.scope or len(parsed.parts) > 1:
                 raise SpecError(
                     "a schedule is a single curve, such as cosine, or values with rounds, such as 1,8@21 (8 from round 21 on); give one of "
-                    "these forms"
+                    "them"
                 )
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
