@@ -130,7 +130,8 @@ class RoundRecord(EvaluatedRecord):
     # Part of downlink_bytes that clients downloaded when they took part for the first time.
     first_download_bytes: int = 0
     uplink_nonzeros: int = 0  # number of nonzero coordinates in all accepted updates
-    skipped: int = 0  # number of accepted updates that are empty: the client had nothing to send
+    # Number of accepted updates that are empty, because the client had nothing to send.
+    skipped: int = 0
     clipped: int = 0  # number of accepted updates whose norm was above --clip-update
     relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation
     # The wire bytes are TCP payload since the previous round, including TLS, handshakes and keepalive. They are None in a simulation, and
@@ -299,8 +300,8 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 class CallbackList(ForwardingCallback):
     """A callback that passes the call of each hook on to the callback `first` and to the callbacks in `others`.
 
-    An exception of `first` ends the run. If a callback in `others` raises an exception, it is removed with a warning, and the run
-    continues.
+    An exception of `first` ends the run. If a callback in `others` raises an exception, this callback is removed with a warning,
+    and the run continues.
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):

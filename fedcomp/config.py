@@ -122,8 +122,8 @@ class RunConfig:
     )
     optimizer_state: str = option(
         "fresh",
-        "State of a client's optimizer, such as the moments of Adam: fresh = reset in each round, kept = kept between rounds. For the "
-        "momentum of sgd, give --keep-momentum instead.",
+        "State of a client's optimizer, such as the moments of Adam: fresh = reset in each round, kept = kept between rounds. To "
+        "keep the momentum of sgd, give --keep-momentum.",
         choices=("fresh", "kept"),
     )
     lr: float | None = positive(
@@ -166,8 +166,8 @@ class RunConfig:
     clip: float = non_negative(0.0, "Clip local gradients to this L2 norm; 0 = no clipping.")
     strategy: str = option(
         "average",
-        "Algorithm that aggregates the updates, such as average, median:f=2 or vote. The strategy also sets the defaults of --uplink, "
-        "--memory and --downlink.",
+        "Algorithm that aggregates the updates, such as average, median:f=2 (f: number of Byzantine clients) or vote. The strategy also "
+        "sets the defaults of --uplink, --memory and --downlink.",
     )
     weights: str = option(
         "uniform",
@@ -179,10 +179,12 @@ class RunConfig:
         "Maximum weight of an update, as a multiple of the mean weight in the round; 0 = no maximum.",
     )
     uplink: str = option(
-        StrategyDefault("stc:density=1/100"), "Codec for updates from clients to the server."
+        StrategyDefault("stc:density=1/100"),
+        "Codec (compression method) for updates from clients to the server; identity = no compression. fedcomp codecs lists the codecs.",
     )
     downlink: str = option(
-        StrategyDefault("stc:density=1/100"), "Codec for updates from the server to clients."
+        StrategyDefault("stc:density=1/100"),
+        "Codec (compression method) for updates from the server to clients; identity = no compression.",
     )
     memory: str = option(
         StrategyDefault("auto"),
@@ -192,8 +194,9 @@ class RunConfig:
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory of the server, which keeps the part of an update that the downlink codec did not send. auto = residual or "
-        "none; the choice depends on the downlink codec as the choice for --memory depends on the uplink codec.",
+        "Error-feedback memory of the server, which keeps the part of an update that the downlink codec did not send, and adds it to later "
+        "updates. auto = residual for a lossy codec for which fedcomp codecs shows a number in the column 'contracts', and none for other "
+        "codecs.",
     )
     density_warmup: int = zero_or_more(
         0,
@@ -250,7 +253,8 @@ class RunConfig:
     )
     relays: int = zero_or_more(
         0,
-        "Number of relays between clients and server; a relay sums the encoded updates of its clients and sends the sum; 0 = none.",
+        "Number of relays between clients and server. Each relay sums the encoded updates of its clients and sends the sum to the server. "
+        "0 = no sums: the server receives each client's update.",
         high=1_000_000,
     )
     clip_update: float = non_negative(

@@ -76,7 +76,7 @@ def doctor(
     keys: Path | None = option("DIR", "Folder of keys, written by fedcomp keys init."),
     data: Path | None = option("DIR", "Folder with the data sets of built-in tasks."),
     port: int | None = option(
-        "N", "Port of a future server; check that it is free.", min=1, max=65_535
+        "N", "Port on which a server is to listen, to check that it is free.", min=1, max=65_535
     ),
     as_json: bool = JSON,
 ) -> None:

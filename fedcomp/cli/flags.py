@@ -116,7 +116,7 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options by name that flags, the --config file or a resumed run give. Options in `repeatable` may have a list of values.
+    """Return the options, by name, that flags, the --config file or a resumed run set. Options in `repeatable` may have a list of values.
 
     Raises UserError for invalid options.
     """

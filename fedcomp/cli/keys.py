@@ -186,7 +186,9 @@ def renew(
             ends, file = keys.renew(folder, holder_id, days, host or ()), _file(folder, holder_id)
             subject = f"{'Relay' if isinstance(holder_id, str) else 'Client'} {file.stem}"
             print(f"{subject} has a new key, valid until {ends:%Y-%m-%d};", end=" ")
-            print(f"copy {file} to its device. Its old key is refused.")
+            print(
+                f"copy {file} to the machine of {subject.lower()}. The old key is no longer accepted."
+            )
 
 
 @app.command("list")

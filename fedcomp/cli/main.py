@@ -54,7 +54,7 @@ def simulation(
     side_by_side: str | None = option(
         "[auto|N]",
         "Number of compared runs to execute at the same time; auto = as many as there are CPU cores if each run uses a single core, "
-        "otherwise one run after the other.",
+        "otherwise 1.",
     ),
     baseline: bool | None = option(
         None,
@@ -346,7 +346,7 @@ def start(
     """Start the server of a run, wait until --clients clients have connected, and run the rounds with them.
 
     Clients connect to one port, with TLS and the keys that fedcomp keys init creates. With --insecure, they connect without TLS and keys.
-    The options of the run are those of fedcomp sim, without the options of simulations.
+    Options such as --rounds and --uplink have the same meaning as in fedcomp sim.
     """
     config = flags.run_config(run_flags)
     port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}

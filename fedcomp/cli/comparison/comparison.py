@@ -66,7 +66,10 @@ class Comparison:
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
-        """Run the alternatives that are not finished. Then compare all alternatives, and return a result for each group of their runs."""
+        """Run the alternatives that are not finished. Then compare all alternatives.
+
+        Return their results, one for each group of runs that differ only in the seed.
+        """
         unfinished = [each for each in self.all if each.name not in self.finished]
         workers = max(1, min(self.processes or cores(), len(unfinished)))
         with closing(self.folder), WorkerPool(workers) as pool:

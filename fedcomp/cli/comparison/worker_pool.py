@@ -31,9 +31,8 @@ PROGRAM = (
     "from fedcomp.cli.comparison.worker_pool import main; main(int(channel))"
 )
 STOP_S = 30.0  # seconds after an interruption in which a worker may finish its round
-LOG_TAIL = (
-    1 << 16
-)  # number of bytes at the end of a worker's output that are searched for the last line
+# Number of bytes at the end of the output of a worker that are read to find its last line.
+LOG_TAIL = 1 << 16
 Message = dict[str, Any]
 
 
@@ -88,7 +87,10 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` worker processes. On exit, the processes are killed. After Ctrl-C, they are killed only after STOP_S seconds."""
+    """A pool of `count` worker processes. On exit, the processes are killed.
+
+    After Ctrl-C, processes are killed only if they have not ended by themselves after STOP_S seconds.
+    """
 
     def __init__(self, count: int):
         self.count = count
