@@ -21,7 +21,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    # In a simulation, the training engine and how many clients it trains at once; in a deployment, the server's address.
+    # In a simulation, the training engine and how many clients it trains at once; in a deployment, the address and security of the server.
     engine: str
     first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
@@ -43,10 +43,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A client whose update the server did not accept in a round."""
+    """The reason why the server did not accept an update of a client in a round."""
 
     client: int  # client id
-    # Stage of the rejection: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or aggregate.
+    # What failed. On the client: phase (order of the assignments), download, evaluate, train or encode. Between client and server: relay,
+    # send (of the assignment) or reply (missing or invalid). On the server: quorum or deadline (the answer is too late), or aggregate (the
+    # strategy refused the update).
     stage: str
     reason: str  # one sentence
 
@@ -55,8 +57,8 @@ class Rejection:
 class ClientMetric:
     """The mean and the worst decile of a metric over the clients that reported it in a round."""
 
-    mean: float | None  # mean over the clients, weighted by their numbers of examples
-    # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
+    mean: float | None  # mean over the clients, weighted by the clients' numbers of examples
+    # For accuracy and loss, the mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
     worst_decile: float | None
     clients: int  # number of clients that reported the metric
     examples: int  # total number of examples of the clients that reported the metric
@@ -114,7 +116,7 @@ class RoundRecord(EvaluatedRecord):
     round: int  # from 1
     accuracy: float | None  # accuracy on the test set, 0 to 1, or None if not evaluated
     loss: float | None  # mean loss on the test set
-    # Training loss, averaged over the local steps of each client and then over the accepted clients.
+    # Training loss, averaged over the local steps of each client, and over the clients whose updates were accepted.
     train_loss: float | None
     cohort: int  # number of clients that were selected for the round
     accepted: int  # number of updates that the server accepted
@@ -171,8 +173,8 @@ class RejectionSummary:
 class Summary(EvaluatedRecord):
     """The result of a run, stored in summary.json."""
 
-    accuracy: float | None  # accuracy of the last round, 0 to 1
-    loss: float | None  # loss of the last round
+    accuracy: float | None  # accuracy after the last round, 0 to 1, or None if not measured
+    loss: float | None  # loss after the last round, or None if not measured
     uplink_bytes: int  # bytes of the frames from clients in all rounds
     downlink_bytes: int  # bytes of frames and strategy data to clients in all rounds
     dense_uplink_bytes: int  # uplink bytes of all rounds without compression (float32)

@@ -411,7 +411,7 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
+    """Return the end of an error message about an unknown option: the most similar known option, or `otherwise` if none is similar.
 
     `spelled` formats the suggested name, for example as a flag.
     """
@@ -561,7 +561,7 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """Return the options of a run, with `horizon` (the round in which schedules end) set if a schedule needs it.
+    """Return the options of a run. If a schedule needs the option `horizon` (the round in which schedules end), the result contains it.
 
     The horizon is --horizon, else the horizon of the resumed run, else --rounds. Raises RunFolderError if the resumed run cannot be read.
     """

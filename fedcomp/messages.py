@@ -10,8 +10,8 @@ A round has one or more phases, which the strategy defines. In each phase, the s
 reports. The following terms are used:
 
 logical id    the number of a client in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed
-version       the name of the model's weights after a round: initially a hash of the model's layout and weights, later a hash of the
-              previous version and the latest broadcast (encoded change of the model)
+version       the name of the model's weights: initially a hash of the model's layout and weights; each broadcast (encoded change of the
+              model) replaces it with a hash of the previous version and the broadcast
 fingerprint   a hash of the model's weights
 proposal      a frame (encoded update) that a client sends; the client's error-feedback memory keeps its old state until the client learns
               whether the server accepted the proposal

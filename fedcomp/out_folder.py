@@ -33,7 +33,10 @@ class OutFolder:
             )
 
     def open(self) -> None:
-        """Create the folder if needed, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
+        """Create the folder if it does not exist, and lock it.
+
+        Raises RunFolderError if the folder cannot be written, or if another process has locked it.
+        """
         with self._writing():
             if self._is_unnamed:
                 self._create_unique()

@@ -175,7 +175,10 @@ def convert(raw: str, to: Any, what: str) -> Any:
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError if an option of a dataclass instance is outside its closed interval `(low, high)` in `ranges`. None is allowed."""
+    """Raise SpecError if a field of the dataclass instance `options` is outside its closed interval `(low, high)` in `ranges`.
+
+    The value None is allowed.
+    """
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value is not None and (problem := out_of_range(value, low, high)):

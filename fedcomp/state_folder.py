@@ -35,7 +35,7 @@ State = Mapping[
 
 
 class StateFolder:
-    """The state folder of one client, locked by the client's process. Raises UserError if it cannot be used or is locked already."""
+    """The state folder of one client, which this object locks. Raises UserError if the folder cannot be used or is locked already."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -159,7 +159,7 @@ def client(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over.
+    """Take part in a run as a client, until the run is over.
 
     With --transport grpc, the client executes no code that the server sends. With --transport flower, it executes the server's Flower App.
     """
@@ -264,7 +264,7 @@ def relay(
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """A client to run: its server and credentials, id, partition of the data, and state folder."""
+    """A client that this process will run: its server and credentials, id, partition of the data, and state folder."""
 
     target: "Target"
     id: int

@@ -214,7 +214,7 @@ def threads(count: int, usable: int) -> Check:
 
 
 def disk(runs: Path) -> Check:
-    """Check that the default folder of runs can be written, and that its disk has free space."""
+    """Check that the default folder of runs can be written, and that the disk of this folder has MIN_FREE_BYTES of free space."""
     place = runs.absolute()
     while not place.exists():
         place = place.parent

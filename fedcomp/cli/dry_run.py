@@ -98,7 +98,7 @@ class RandomUpdates:
 
 
 class DryRun(Simulation):
-    """A simulation whose clients send random updates instead of training."""
+    """A simulation whose clients do not train, but send random updates."""
 
     def _engine(
         self, model: torch.nn.Module, weights: Tensor, data: Examples, shard: np.ndarray
@@ -186,7 +186,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the uncompressed run with otherwise equal options, or None if there is no such run."""
+    """Return the forecast of the uncompressed run that has the other options of `alternative`, or None if there is no such run."""
     wanted = dense(alternative.options)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.options) and dense(other.options) == wanted and len(alternatives) > 1:

@@ -193,7 +193,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and expiry date, as a table on a terminal, otherwise as tab-separated lines."""
+    """List all keys with their state and expiry date. On a terminal, the list is a table, otherwise tab-separated lines."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 

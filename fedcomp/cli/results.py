@@ -76,8 +76,9 @@ def results(
 ) -> list[Result]:
     """Return a result for each group of runs that differ only in the seed, and mark the results on the Pareto front.
 
-    Compression ratios are relative to the uncompressed (dense) group with otherwise equal options, or else to float32. `target` is an
-    accuracy in [0, 1]. `failed` maps the folder of each failed run to its error message.
+    A compression ratio is relative to the uncompressed (dense) group whose options are equal except for compression. If there is no such
+    group, the ratio is relative to the same messages in float32. `target` is an accuracy in [0, 1]. `failed` maps the folder of each failed
+    run to its error message.
     """
     from ..runs import baseline_of
 
@@ -87,7 +88,10 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each result is on the Pareto front of its learning problem. Failed, diverged and unfinished runs never are."""
+    """Return, for each result, whether it is on the Pareto front of its learning problem.
+
+    Results of failed, diverged or unfinished runs are never on the front.
+    """
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -116,7 +120,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the compression ratio of `runs`, and the label of the baseline that it compares with (see `Result.baseline`)."""
+    """Return the compression ratio of `runs`, and the label of the baseline to which the ratio is relative (see `Result.baseline`)."""
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
         return None, None

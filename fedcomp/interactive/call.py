@@ -55,8 +55,8 @@ def simulate(
     `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
 
     The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
-    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and other
-    subclasses of FedcompError if the run fails. The message of a KeyboardInterrupt says how to continue the run.
+    seeds the global random generators of torch and numpy. Raises UserError for invalid options, and for a new run whose folder `out` is not
+    empty. Raises other subclasses of FedcompError if the run fails. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(task) and not isinstance(task, Task):
         raise ConfigError("task is a function; give the Task that it returns, or path/file.py:name")

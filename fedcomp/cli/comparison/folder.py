@@ -92,7 +92,7 @@ class ComparisonFolder(OutFolder):
         return None if target is None else parse_accuracy(str(target))
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether an alternative has finished its rounds. Raises RunFolderError if it has finished more rounds than --rounds."""
+        """Return whether an alternative has finished --rounds rounds. Raises RunFolderError if it has finished more rounds."""
         folder, rounds = self.path / alternative.name, alternative.config.rounds
         try:
             done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])

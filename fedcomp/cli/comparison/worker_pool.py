@@ -30,7 +30,7 @@ PROGRAM = (
     "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.cli.comparison.worker_pool import main; main(int(channel))"
 )
-STOP_S = 30.0  # seconds after an interruption in which a worker may finish its round
+STOP_S = 30.0  # time after an interruption, in seconds, in which a worker may finish its round
 # Number of bytes at the end of the output of a worker that are read to find its last line.
 LOG_TAIL = 1 << 16
 Message = dict[str, Any]

@@ -43,7 +43,7 @@ class Panel:
 
     @property
     def comparable(self) -> bool:
-        """Whether the panel has several results, all of the same learning problem, so that their Pareto front is drawn."""
+        """Whether the panel has several results, and all are of one learning problem. Only then, the charts show a Pareto front."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property

@@ -40,7 +40,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the started runs of the comparison in `folder`, or `folder` itself if it contains no comparison."""
+    """Return the folders of the started runs of the comparison in `folder`, or only `folder` if it does not contain a comparison."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
