@@ -45,9 +45,9 @@ class Curve(ABC):
 
     @abstractmethod
     def at(self, default: float, round: int, rounds: int) -> float:
-        """Return the value in a round. `round` and `rounds` (up to the horizon) are counted from the end of the warm-up.
+        """Return the value in round `round`, counted from the end of the warm-up.
 
-        `default`: value of the option, with which the curve starts.
+        `default`: value of the option, with which the curve starts. `rounds`: number of rounds from the end of the warm-up to the horizon.
         """
 
 

@@ -36,7 +36,9 @@ PARTS = (
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
 MESSAGES = {"round": "messages", "clients": "messages"}  # other spans → the part that includes them
-OTHER = "rest"  # time outside of all profiler spans, such as writing metrics to disk
+OTHER = (
+    "rest"  # name of the time outside of all these spans, such as the time to write metrics to disk
+)
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # how many of the most expensive parts of a round are named below the tables
 MAX_WARM_UP = 200  # rounds

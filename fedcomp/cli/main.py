@@ -270,10 +270,13 @@ def bench_codecs(
     ),
     json: bool = flags.JSON,
     picture: Path | None = option(
-        "FILE", "Write an SVG chart of error against bits per parameter to this file."
+        "FILE", "Write an SVG chart of the codecs' error against bits per parameter to this file."
     ),
 ) -> None:
-    """Measure the speed, encoded size and error of codecs. Times are compared with the time to copy the vector."""
+    """Encode and decode a vector with codecs, and measure their speed, encoded size and error.
+
+    Times are compared with the time to copy the vector.
+    """
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
@@ -310,7 +313,8 @@ def bench_sim(
     """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
     Warm-up rounds are not measured. After each measured round, the PyTorch loops in --loops train as many clients as the round did. The
-    last line of output names the three most expensive parts of a round besides training. The run folder is deleted at the end.
+    last line of output names the three most expensive parts of a round besides training; the part named rest is the time outside of all
+    other parts. The run folder is deleted at the end.
     """
     from .bench_sim import bench
 

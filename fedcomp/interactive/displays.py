@@ -67,7 +67,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A display that prints up to ten lines of progress per run to `stream`, by default standard error."""
+    """A display that prints at most ten lines of progress per run, and warnings, to `stream`. The default is standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()

@@ -95,14 +95,17 @@ class ComparisonLines:
         """Handle progress before the first run: `checked` of `total` alternatives have been found valid."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        """Handle the start of the first run in the comparison folder `out`. `facts` describe all alternatives."""
+        """Handle the start of the first run in the comparison folder `out`.
+
+        `facts`: pairs (label, value) that describe all alternatives. `all`: the progress of each alternative, which `on_message` updates.
+        """
         self.out, self.all, self.start_s = out, all, self.clock()
         self.earlier_rounds = sum(progress.round for progress in all)
         for label, value in (*facts, ("folder", out)):
             print(f"{label:<14}{value}", flush=True)
 
     def on_message(self, index: int, message: dict[str, Any]) -> None:
-        """Handle a message from a worker process about the alternative number `index`."""
+        """Handle a message from a worker process about the alternative `self.all[index]`."""
         progress = self.all[index]
         if "started" in message:
             progress.state = RUNNING

@@ -68,7 +68,7 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of the rounds of a run, which a chart shows along an axis."""
+    """A quantity that is measured in each round, such as accuracy or bytes, and that a chart shows along an axis."""
 
     label: str
     value: Callable[[RoundRecord], float | None]  # returns None if the quantity was not measured
@@ -164,7 +164,7 @@ def _final_point(entry: ReportEntry, panel: Panel) -> svg.Series | None:
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """Return the corners of the Pareto front as pairs (bytes, accuracy or loss), from left to right."""
+    """Return the corners of the Pareto front, drawn as a staircase, as pairs (bytes, accuracy or loss) from left to right."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
