@@ -60,7 +60,12 @@ DATA = option(
 ENROLMENT_DEFAULT = "the file that the environment variable FEDCOMP_ENROLMENT names, or else ~/.config/fedcomp/enrolment.toml"
 JSON = switch("--json", "Print JSON instead of text.")
 Device = Annotated[
-    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
+    str,
+    typer.Option(
+        "--device",
+        metavar="[auto|cpu|cuda|cuda:N]",
+        help="Device to compute on; auto = the first GPU if there is one, else the CPU.",
+    ),
 ]
 
 

@@ -35,7 +35,9 @@ def reproduce(
         "Folder in which the run folders are created. Default: runs/reproduce-NAME. Finished runs in it are not repeated.",
     ),
     device: Device = "auto",
-    write: bool = switch("--write", "Write the result to docs/reproductions.md of the checkout."),
+    write: bool = switch(
+        "--write", "Write the result to docs/reproductions.md in the source checkout."
+    ),
 ) -> None:
     """Test claims of papers: run the methods that a paper compares, and report whether the claim of the paper holds in fedcomp.
 
