@@ -8,7 +8,7 @@ from .config import RunConfig
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
-# Strategies that refuse the codec `identity` (no compression). Their baseline uses the strategy `average` instead.
+# Strategies that refuse the codec `identity` (no compression). The baseline of a run with one of them uses the strategy `average`.
 COMPRESSING_STRATEGIES = set(
     "election fetchsgd gtopk powersgd shared-scale sketched-sgd vote".split()
 )
@@ -20,7 +20,7 @@ def strategy_name(text: str) -> str:
 
 
 def is_dense(options: Mapping[str, Any]) -> bool:
-    """Return whether a run with these options sends all updates and models uncompressed."""
+    """Return whether a run with these options sends updates and broadcasts uncompressed."""
     return all(
         options.get(name, getattr(RunConfig, name)) == "identity" for name in ("uplink", "downlink")
     )

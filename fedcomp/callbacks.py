@@ -21,7 +21,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    # In a simulation, the training engine and how many clients it trains at once; in a deployment, the server's address.
+    # In a simulation, the training engine and how many clients it trains at once; in a deployment, the address and security of the server.
     engine: str
     first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
@@ -43,10 +43,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A client whose update the server did not accept in a round."""
+    """The reason why the server did not accept an update of a client in a round."""
 
     client: int  # client id
-    # Stage of the rejection: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or aggregate.
+    # What failed. On the client: phase (order of the assignments), download, evaluate, train or encode. Between client and server: relay,
+    # send (of the assignment) or reply (missing or invalid). On the server: quorum or deadline (the answer is too late), or aggregate (the
+    # strategy refused the update).
     stage: str
     reason: str  # one sentence
 
@@ -55,8 +57,8 @@ class Rejection:
 class ClientMetric:
     """The mean and the worst decile of a metric over the clients that reported it in a round."""
 
-    mean: float | None  # mean over the clients, weighted by their numbers of examples
-    # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
+    mean: float | None  # mean over the clients, weighted by the clients' numbers of examples
+    # For accuracy and loss, the mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
     worst_decile: float | None
     clients: int  # number of clients that reported the metric
     examples: int  # total number of examples of the clients that reported the metric
@@ -88,17 +90,17 @@ class ClientRecord:
     """The bytes, latency and metrics of one client in a round. In a simulation, only clients that reported metrics have a record."""
 
     client: int  # client id
-    uplink_bytes: int  # bytes of the encoded updates (frames) from the client
-    downlink_bytes: int  # bytes of frames (encoded vectors) and strategy data sent to the client
-    # TCP payload since the client's previous record, including TLS, handshakes and keepalive. None in a simulation, for clients behind a
-    # relay, and on platforms that do not count TCP payload.
+    uplink_bytes: int  # bytes of the frames (encoded vectors) from the client
+    downlink_bytes: int  # bytes of the frames and of the strategy's data sent to the client
+    # The wire bytes are TCP payload since the client's previous record, including TLS, handshakes and keepalive. They are None in a
+    # simulation, for clients behind a relay, and on platforms that do not count TCP payload.
     wire_bytes_in: int | None = None  # TCP payload received from the client, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent to the client, in bytes
     # Seconds from assignment to answer, summed over the phases (message exchanges) of the round, or None without an answer.
     latency_s: float | None = None
     # Number of model versions that the client had missed at its first assignment of the round, or None if unknown.
     versions_behind: int | None = None
-    staleness: int = 0  # number of rounds by which the client's answer is late
+    staleness: int = 0  # number of rounds from the assignment to the round that used the answer
     stage: str = ""  # stage at which the update was rejected, or "" if accepted
     reason: str = ""  # why the client's update was rejected
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics that the client reported
@@ -114,15 +116,15 @@ class RoundRecord(EvaluatedRecord):
     round: int  # from 1
     accuracy: float | None  # accuracy on the test set, 0 to 1, or None if not evaluated
     loss: float | None  # mean loss on the test set
-    # Training loss, averaged over the local steps of each client and then over the accepted clients.
+    # Training loss, averaged over the local steps of each client, and over the clients whose updates were accepted.
     train_loss: float | None
-    cohort: int  # number of clients of the round
+    cohort: int  # number of clients that were selected for the round
     accepted: int  # number of updates that the server accepted
-    rejected: int  # number of clients without an accepted update
+    rejected: int  # number of selected clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
     downlink_bytes: int  # bytes of frames and strategy data to clients, including missed rounds
-    dense_uplink_bytes: int  # uplink bytes if each client of the round sent a float32 model
-    # Downlink bytes if each client that was sent an assignment downloaded one float32 model.
+    dense_uplink_bytes: int  # uplink bytes if each selected client sent a float32 model
+    # Downlink bytes if each client to which the server sent an assignment downloaded one float32 model.
     dense_downlink_bytes: int
     seconds: float  # duration of the round
     # Part of downlink_bytes that clients downloaded because they had missed rounds.
@@ -130,11 +132,12 @@ class RoundRecord(EvaluatedRecord):
     # Part of downlink_bytes that clients downloaded when they took part for the first time.
     first_download_bytes: int = 0
     uplink_nonzeros: int = 0  # number of nonzero coordinates in all accepted updates
-    skipped: int = 0  # number of accepted clients that had nothing to send
+    # Number of accepted updates that are empty, because the client had nothing to send.
+    skipped: int = 0
     clipped: int = 0  # number of accepted updates whose norm was above --clip-update
     relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation
-    # TCP payload since the previous round, including TLS, handshakes and keepalive. None in a simulation, and on platforms that do not
-    # count TCP payload.
+    # The wire bytes are TCP payload since the previous round, including TLS, handshakes and keepalive. They are None in a simulation, and
+    # on platforms that do not count TCP payload.
     wire_bytes_in: int | None = None  # TCP payload received at the server's port, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
@@ -170,8 +173,8 @@ class RejectionSummary:
 class Summary(EvaluatedRecord):
     """The result of a run, stored in summary.json."""
 
-    accuracy: float | None  # accuracy of the last round, 0 to 1
-    loss: float | None  # loss of the last round
+    accuracy: float | None  # accuracy after the last round, 0 to 1, or None if not measured
+    loss: float | None  # loss after the last round, or None if not measured
     uplink_bytes: int  # bytes of the frames from clients in all rounds
     downlink_bytes: int  # bytes of frames and strategy data to clients in all rounds
     dense_uplink_bytes: int  # uplink bytes of all rounds without compression (float32)
@@ -184,12 +187,12 @@ class Summary(EvaluatedRecord):
     device: str  # training device, such as cpu or cuda:0
     seed: int  # seed of the run
     version: str  # version of fedcomp
-    # TCP payload at the server's port, including TLS, handshakes and keepalive. None in a simulation, and on platforms that do not
-    # count TCP payload.
+    # The wire bytes are TCP payload at the server's port, including TLS, handshakes and keepalive. They are None in a simulation, and on
+    # platforms that do not count TCP payload.
     wire_bytes_in: int | None = None  # received bytes
     wire_bytes_out: int | None = None  # sent bytes
     warnings: Sequence[str] = ()  # warnings of the run
-    rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
+    rejections: Sequence[RejectionSummary] = ()  # the most frequent reason comes first
     simulated_hours: float | None = None  # duration on the virtual network, or None without one
     # The metrics that the task defines, measured in the last round.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -247,7 +250,7 @@ class Callback:
     """Base class of callbacks. The hooks (methods on_*) do nothing by default. Override the hooks that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Handle the opening of a deployed server's port. `port()` returns the current figures, and may be called in any thread."""
+        """Handle the opening of a deployed server's port. `port()` returns the current PortFigures, and may be called in any thread."""
 
     def on_run_start(self, header: Header) -> None:
         """Handle the start of the run, before the first round."""
@@ -265,13 +268,13 @@ class Callback:
         """Handle the disconnection of a client from a deployed server."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """Handle the answer of a client: `answered` of `cohort` awaited clients have answered in this phase of the round."""
+        """Handle the answer of a client. In this phase (message exchange) of the round, `answered` of `cohort` clients have answered."""
 
     def on_round_end(self, record: RoundRecord) -> None:
         """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """Handle a checkpoint that was written after a round. Writing the checkpoint took `seconds`."""
+        """Handle a checkpoint that was written after a round. Writing took `seconds`."""
 
     def on_warning(self, sentence: str) -> None:
         """Handle a warning for the user."""
@@ -297,14 +300,14 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """A callback that passes the call of each hook on to several callbacks.
+    """A callback that passes the call of each hook on to the callback `first` and to the callbacks in `others`.
 
-    An exception of `first` ends the run. If another callback raises an exception, the callback is reported and removed, and the run
-    continues.
+    An exception of `first` ends the run. If a callback in `others` raises an exception, this callback is removed with a warning,
+    and the run continues.
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others`: callbacks by name; the name is used in warnings. `metrics`: URL of the metrics for Prometheus, or ""."""
+        """`others`: callbacks by name, which warnings show. `metrics`: URL of the metrics for Prometheus, or ""."""
         self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
@@ -324,7 +327,7 @@ class CallbackList(ForwardingCallback):
 
 
 class LogMessage(str):
-    """A sentence to print, with the name and the values of the event for a JSON log."""
+    """A sentence about an event, which a text log shows. A JSON log contains the name (`event`) and the `values` of the event."""
 
     event: str
     values: Mapping[str, Any]

@@ -8,7 +8,7 @@ The metadata of a field can contain:
     above       limit that values must exceed
     choices     allowed values
     parse       function that parses the value, to check it
-    example     valid value, for the error message if `parse` raises one of the errors in `spec.MALFORMED`
+    example     valid value, shown in the error message if `parse` raises one of the errors in `spec.MALFORMED`
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ from . import local_optimizer, schedules, spec
 from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # the file in a run folder that stores the options
-ALTERNATIVES_FILE = "alternatives.toml"  # the file in a comparison folder that stores the options
+# The file in the folder of a comparison (several runs) that stores the options.
+ALTERNATIVES_FILE = "alternatives.toml"
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 AUTO = "auto"
@@ -38,7 +39,7 @@ class StrategyDefault(str):
 
 
 def option(default: Any, help: str, *, changeable: bool = False, **limits: Any) -> Any:
-    """Return the dataclass field of an option. The module docstring describes the metadata `limits`."""
+    """Return the dataclass field of an option. `limits` are metadata of the field, which the module docstring lists."""
     return field(default=default, metadata={"help": help, "changeable": changeable, **limits})
 
 
@@ -58,41 +59,47 @@ class RunConfig:
     )
     data: str | None = option(
         None,
-        "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
+        "Folder of the task's data. Default: the folder that the environment variable FEDCOMP_DATA names.",
         changeable=True,
     )
     init: str | None = option(
         None,
-        "Safetensors file with initial weights, such as model.safetensors in the folder of another run.",
+        "Safetensors file with initial weights, such as model.safetensors in the folder of another run. Default: the weights with which "
+        "the task creates the model.",
     )
     partition: str = option(
         "iid",
-        "How the data is partitioned among the clients: iid, classes:N (N classes per client), shards:N (N shards of the data sorted by "
-        "label), dirichlet:A (random class proportions from Dir(A); the smaller A, the more clients differ), natural (each "
-        "user or other group of the data belongs to one client) or natural:column=NAME (the same with the groups in column NAME).",
+        "How the data is partitioned among the clients: iid (at random, in equal parts), classes:N (N classes per client), shards:N (N "
+        "shards per client of the data sorted by label), dirichlet:A (random class proportions from Dir(A); the smaller A, the more "
+        "clients differ), natural (all examples of a user, or of another group that the data defines, belong to one client) or "
+        "natural:column=NAME (all examples with the same value in column NAME belong to one client).",
     )
     clients: int = count(10, "Number of clients.")
     rounds: int = count(
         50, "Number of rounds; a resumed run may increase the number.", changeable=True
     )
     participation: float = fraction(
-        0.1, "Fraction of the clients that take part in a round; at least 2 clients take part."
+        0.1,
+        "Fraction of the clients that take part in a round; at least 2 clients take part, even if the fraction is smaller.",
     )
     quorum: float = fraction(
         1.0,
-        "A round ends as soon as the server has accepted the updates of this fraction of the selected clients.",
+        "A round ends as soon as the server has accepted the updates of this fraction of the clients that take part in the round; 1 = a "
+        "round waits for all these clients. A simulation needs --network for other values.",
         changeable=True,
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit of a round in seconds; if a strategy exchanges several messages in a round, the limit applies to each exchange; "
-        "answers after the limit do not count; 0 = no limit.",
+        "Time limit of a round in seconds; 0 = no limit. Answers after the limit are not used. If a strategy exchanges several messages "
+        "with a client in a round, the limit applies to each exchange. A simulation needs --network for a limit.",
         changeable=True,
     )
     network: str | None = option(
         None,
         "Virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
-        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file.",
+        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms (up and down: bytes per second; step: time of a local step), "
+        "lognormal:up=100kB,spread=1,absent=5% (spread: random differences between clients; absent: fraction of the time in which a "
+        "client is absent), or a CSV file.",
     )
     local_steps: int = count(
         5, "Number of local optimizer steps of a client in a round.", high=1_000_000
@@ -104,18 +111,19 @@ class RunConfig:
     )
     batch_size: int = count(
         20,
-        "Number of examples in a local step; a client with fewer examples uses all its examples.",
+        "Number of examples in a batch; a client with fewer examples uses all its examples.",
         high=1_000_000,
     )
     optimizer: str = option(
         local_optimizer.SGD,
-        "Optimizer of the clients, a class of torch.optim and its arguments: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9 "
-        "and others.",
+        "Optimizer of the clients: a class of torch.optim in lower case and its arguments, such as sgd, adamw:lr=3e-4,weight_decay=0.1 or "
+        "rmsprop:alpha=0.9.",
         parse=local_optimizer.read,
     )
     optimizer_state: str = option(
         "fresh",
-        "State of a client's optimizer, such as the moments of Adam: fresh = reset in each round, kept = kept between rounds.",
+        "State of a client's optimizer, such as the moments of Adam: fresh = reset in each round, kept = kept between rounds. To "
+        "keep the momentum of sgd, give --keep-momentum.",
         choices=("fresh", "kept"),
     )
     lr: float | None = positive(
@@ -124,27 +132,28 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor by which the learning rate is multiplied in each local step of a round: a curve (cosine, linear:to=0.1), or values and "
-        "the steps in which they begin (0.1,1@5 = 0.1 in steps 1 to 4, then 1).",
+        "Factor by which the learning rate is multiplied in each local step of a round: a curve that starts at 1 (cosine, linear:to=0.1), "
+        "or values and the steps from which they apply (0.1,1@5 = 0.1 in steps 1 to 4, then 1).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
         1,
-        "Number of batches whose gradients are accumulated before each optimizer step.",
+        "Number of batches in a local step. Their mean gradient is accumulated batch by batch, to save memory.",
         high=10_000,
     )
     momentum: float = zero_or_more(
         0.0,
-        "Momentum of the clients' optimizer; the momentum of sgd restarts from zero in each round unless --keep-momentum is given.",
+        "Momentum of the clients' optimizer. The momentum of sgd starts from zero in each round, unless --keep-momentum is given.",
         high=1.0,
     )
     keep_momentum: bool = option(
         False,
-        "Keep the momentum of local SGD between rounds, except at coordinates that were sent.",
+        "Keep the momentum of local SGD between rounds, but reset it to zero at coordinates whose update the server accepted.",
     )
     weight_decay: float = non_negative(
         0.0,
-        "Weight decay of the clients' optimizer; with the strategies vote and election, the server applies the weight decay instead.",
+        "Weight decay of the clients' optimizer. With the strategies vote and election, the server applies the weight decay, and clients "
+        "do not.",
     )
     augment: bool = option(
         False,
@@ -157,8 +166,8 @@ class RunConfig:
     clip: float = non_negative(0.0, "Clip local gradients to this L2 norm; 0 = no clipping.")
     strategy: str = option(
         "average",
-        "Algorithm that aggregates the updates, such as average, median:f=2 or vote; it also sets --uplink, --memory and --downlink if "
-        "these are not given.",
+        "Algorithm that aggregates the updates, such as average, median:f=2 (f: number of Byzantine clients) or vote. The strategy also "
+        "sets the defaults of --uplink, --memory and --downlink.",
     )
     weights: str = option(
         "uniform",
@@ -170,50 +179,56 @@ class RunConfig:
         "Maximum weight of an update, as a multiple of the mean weight in the round; 0 = no maximum.",
     )
     uplink: str = option(
-        StrategyDefault("stc:density=1/100"), "Codec for updates from clients to the server."
+        StrategyDefault("stc:density=1/100"),
+        "Codec (compression method) for updates from clients to the server; identity = no compression. fedcomp codecs lists the codecs.",
     )
     downlink: str = option(
-        StrategyDefault("stc:density=1/100"), "Codec for updates from the server to clients."
+        StrategyDefault("stc:density=1/100"),
+        "Codec (compression method) for updates from the server to clients; identity = no compression.",
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send: residual, none or "
-        "another memory; auto = the memory that the strategy requires, else residual for lossy codecs with a number in the column "
-        "'contracts' in the output of fedcomp codecs, else none.",
+        "Error-feedback memory of each client, which keeps the part of an update that the uplink codec did not send, and adds it to later "
+        "updates: residual, none or another memory. auto = the memory that the strategy requires. If it requires none, auto = residual "
+        "for a lossy codec for which fedcomp codecs shows a number in the column 'contracts', and none for other codecs.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory of the server, which keeps the part of an update that the downlink codec did not send; auto = as for "
-        "--memory.",
+        "Error-feedback memory of the server, which keeps the part of an update that the downlink codec did not send, and adds it to later "
+        "updates. auto = residual for a lossy codec for which fedcomp codecs shows a number in the column 'contracts', and none for other "
+        "codecs.",
     )
     density_warmup: int = zero_or_more(
         0,
         "Number of rounds at the start of the run in which the uplink density (fraction of coordinates that clients send) decreases "
-        "from 25 % to the configured density.",
+        "from 25 % to the density that --uplink or --density-schedule sets.",
     )
     lr_warmup: int = zero_or_more(
-        0, "Number of rounds at the start of the run in which the learning rate increases to --lr."
+        0,
+        "Number of rounds at the start of the run in which the learning rate increases linearly to --lr.",
     )
     lr_schedule: str | None = option(
         None,
-        "Learning rate of the clients by round, after --lr-warmup: a curve (cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1), or values and the rounds in which they begin (0.1,0.01@30 = 0.1, and 0.01 from round 30 on).",
+        "Learning rate of the clients by round, after --lr-warmup: a curve that starts at --lr (cosine, linear:to=0.001, poly:power=2, "
+        "geometric:to=0.001, step:every=30,factor=0.1), or values and the rounds from which they apply (0.1,0.01@30 = 0.1 in rounds 1 to "
+        "29, then 0.01).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
         None,
-        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 = 1 step in rounds 1 to 20, then 8 steps; "
-        "without a first value (8@21), rounds 1 to 20 use --local-steps.",
+        "Number of local steps by round, written like --lr-schedule: 1,8@21 = 1 step in rounds 1 to 20, then 8 steps; "
+        "8@21 = --local-steps in rounds 1 to 20, then 8 steps.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
         None,
-        "Batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds.",
+        "Number of examples in a local step by round, written like --lr-schedule: step:every=20,factor=2 doubles the number every 20 "
+        "rounds.",
         parse=schedules.COUNT.read,
     )
     density_schedule: str | None = option(
         None,
-        "Uplink density (fraction of coordinates that clients send) by round, after --density-warmup, in the form of --lr-schedule: "
+        "Uplink density (fraction of coordinates that clients send) by round, after --density-warmup, written like --lr-schedule: "
         "10%,1%@10 or geometric:to=0.1%.",
         parse=schedules.FRACTION.read,
     )
@@ -225,20 +240,21 @@ class RunConfig:
     budget: str | None = option(
         None,
         "Limit from which the uplink density (fraction of coordinates that clients send) is computed: 200kB = bytes that all clients of a "
-        "round together may send; 30s = time that each client may take to send.",
+        "round together may send; 30s = time that each client may take to send. A time needs --bandwidths or --network.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
-        "Uplink bandwidths of the clients in bytes per second, for --budget: 10kB,1MB = 10 kB/s for clients 0, 2, 4, … and 1 MB/s for the "
-        "others.",
+        "Uplink bandwidths of the clients in bytes per second, for --budget. The list is repeated until each client has a bandwidth: "
+        "10kB,1MB = 10 kB/s for clients 0, 2, 4, … and 1 MB/s for clients 1, 3, 5, ….",
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
     relays: int = zero_or_more(
         0,
-        "Number of relays between clients and server; a relay sums the encoded updates of its clients and sends the sum; 0 = none.",
+        "Number of relays between clients and server. Each relay sums the encoded updates of its clients and sends the sum to the server. "
+        "0 = no sums: the server receives each client's update.",
         high=1_000_000,
     )
     clip_update: float = non_negative(
@@ -255,20 +271,21 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of recent broadcasts (encoded changes of the model), which clients that missed rounds download; given "
-        "as a multiple of the size of the float32 model.",
+        "Size of the server's cache of recent broadcasts (encoded changes of the model), as a multiple of the size of the float32 model. "
+        "Clients that missed rounds download the missed broadcasts from the cache, or the whole model if the cache lacks one of them.",
         low=0.0,
         high=1e6,
     )
     attack: str | None = option(
         None,
-        "Attacks by virtual clients: an attack and the number of attackers, such as inverted:2, or their client ids and other options, "
-        "such as alie:clients=3/7,z=1.5 (clients 3 and 7); several attacks are joined by +.",
+        "Attacks by virtual clients: the name of an attack with the number of attacking clients, such as inverted:2, or with their ids, "
+        "such as alie:clients=3/7,z=1.5 (clients 3 and 7; z is an option of this attack). Several attacks are joined by +.",
     )
     engine: str = option(
         AUTO,
         "How virtual clients train: serial = one after the other, batched = several in one batch, processes = in one worker process per "
-        "core, ray = in one Ray actor per core, on the cluster at RAY_ADDRESS if it is set; auto = chosen by task, model and device.",
+        "core, ray = in one Ray actor per core (on the Ray cluster whose address the environment variable RAY_ADDRESS contains, if it is "
+        "set, else on this machine); auto = chosen by task, model and device.",
         choices=(AUTO, "serial", "batched", "processes", "ray"),
     )
     precision: str = option(
@@ -279,14 +296,14 @@ class RunConfig:
     )
     cohort_batch: int = zero_or_more(
         0,
-        "Number of clients that --engine batched trains together; 0 = chosen automatically; on a GPU, as many as fit into a quarter of "
-        "the GPU memory.",
+        "Number of clients that --engine batched trains together; 0 = as many as fit into a quarter of the memory of a GPU, or into the "
+        "caches of a CPU.",
         high=1_000_000,
     )
     residuals: str = option(
         AUTO,
-        "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the "
-        "checkpoint (file); auto = the first of these places with enough space.",
+        "Where the error-feedback memories of virtual clients are stored between rounds: device = in the memory of the training device, "
+        "host = in the main memory of this machine, file = in the checkpoint on disk; auto = the first of these places with enough space.",
         choices=(AUTO, "device", "host", "file"),
         changeable=True,
     )
@@ -313,8 +330,8 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Number of rounds between checkpoints; auto = 1 in a deployment; in a simulation, auto = so many that checkpoints take at most 5 % "
-        "of the time.",
+        "Number of rounds from one checkpoint to the next; auto = 1 in a deployment, and in a simulation so many that writing checkpoints "
+        "takes at most about 5 % of the time.",
         changeable=True,
     )
     out: str | None = option(
@@ -357,7 +374,7 @@ class RunConfig:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the clients, given by --lr or --optimizer."""
+        """The learning rate of the clients: --lr if given, else lr in --optimizer if given, else the optimizer's default."""
         return local_optimizer.read(self.optimizer).default_lr if self.lr is None else self.lr
 
     @property
@@ -383,7 +400,8 @@ class RunConfig:
             )
         if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
-                "--keep-momentum works only with --optimizer sgd; give --optimizer-state kept instead"
+                f"--keep-momentum needs --optimizer sgd without options other than momentum and weight_decay, but --optimizer is "
+                f"{self.optimizer}; give --optimizer-state kept instead"
             )
 
 
@@ -393,7 +411,7 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
+    """Return the end of an error message about an unknown option: the most similar known option, or `otherwise` if none is similar.
 
     `spelled` formats the suggested name, for example as a flag.
     """
@@ -531,9 +549,9 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option that differs from the stored run although a resumed run must not change it, or None.
+    """Return the name of the first option that differs from the stored run although a resumed run must not change it, or None.
 
-    A run of an earlier version of fedcomp may lack an option; then the default is compared.
+    `stored` lacks options that the fedcomp version of the stored run did not have. For these options, the default is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -543,7 +561,7 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """Return the options of a run, with `horizon` (the round in which schedules end) set if a schedule needs it.
+    """Return the options of a run. If a schedule needs the option `horizon` (the round in which schedules end), the result contains it.
 
     The horizon is --horizon, else the horizon of the resumed run, else --rounds. Raises RunFolderError if the resumed run cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Atomic file writes: files are written with their final permissions, flushed to the disk, and renamed into place."""
+"""Atomic file writes: a file is written under a temporary name with its final permissions, flushed to disk, and then renamed."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Write the parts in `data` to a new file with at most the permissions `mode`, and flush the file to disk.
+    """Write the parts in `data`, one after the other, to a new file, and flush the file to disk.
 
-    Raises FileExistsError if the path exists.
+    The file has the permissions `mode`, which the umask may restrict. Raises FileExistsError if the path exists.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, mode), "wb") as file:
@@ -37,8 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def flush(path: Path, keep_cached: bool = True) -> None:
     """Flush a file to disk. For a folder, flush its list of files.
 
-    With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file can reuse this memory. In
-    a virtual machine, reused memory makes writing up to three times as fast.
+    With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file that is written can use
+    the same memory. In a virtual machine, this makes writing up to three times as fast.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

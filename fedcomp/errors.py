@@ -38,9 +38,9 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string (see spec.py), such as "stc:density=0".
+    """An invalid spec string, which gives a name and options (see spec.py), such as "stc:density=0".
 
-    If `flag` (the option) and `spec` (its value) are set, the message starts with them.
+    If `flag` (a command-line flag) and `spec` (its value) are set, the message starts with them.
     """
 
     flag = spec = ""
@@ -51,14 +51,14 @@ class SpecError(UserError):
 
 
 class ConfigError(UserError):
-    """An option value that is out of range, or options that exclude each other."""
+    """An option whose value or type is not allowed, or options that cannot be combined."""
 
 
 class MismatchError(ConfigError):
     """An error-feedback memory that does not suit the codec.
 
-    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec. For the downlink, the
-    caller sets the attributes `memory` and `uplink` to other flags.
+    In the message, the placeholders `{memory}` and `{uplink}` stand for the flags of the memory and of the codec. If the error is about the
+    downlink, the caller sets the attributes `memory` and `uplink` to the flags of the downlink.
     """
 
     memory, uplink = "--memory", "--uplink"
@@ -76,7 +76,7 @@ class TaskError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder that exists already, cannot be written, or contains a run with other options."""
+    """A run folder that is in use, cannot be read or written, contains no run, or contains a run with other options."""
 
 
 class KeysError(UserError):
@@ -84,14 +84,14 @@ class KeysError(UserError):
 
 
 class OutOfMemoryError(UserError):
-    """The device is out of memory. The error message names options that reduce memory use."""
+    """The training device (GPU or CPU) is out of memory. The error message names options that reduce memory use."""
 
 
 class UnreachableError(UserError):
     """A server that cannot be reached.
 
-    `cause` is the kind of failure, such as a key of ERRORS in keys/connection.py. `transient` contains the causes after which connecting
-    again may succeed.
+    `cause` names the kind of failure, such as "closed" or another key of ERRORS in keys/connection.py. After the causes in `transient`,
+    connecting again may succeed.
     """
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
@@ -142,7 +142,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @contextmanager
 def os_errors(error_class: type[FedcompError], found: str, advice: str) -> Iterator[None]:
-    """Raise `error_class` in place of an OSError. The message is `found` (what failed), the system's reason, and `advice`."""
+    """Raise `error_class` if the `with` block raises an OSError. The message is `found` (what failed), the system's reason and `advice`."""
     try:
         yield
     except OSError as error:
@@ -151,7 +151,7 @@ def os_errors(error_class: type[FedcompError], found: str, advice: str) -> Itera
 
 SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name
 SIMILAR_SHORT = 0.6  # minimum similarity for given names of up to 4 characters
-MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
+MIN_PREFIX = 3  # minimum length of a given name that is compared with the beginnings of known names
 SYNONYMS = {  # name in fedcomp → names of the same thing in other libraries
     "lr": ("learning_rate", "eta"),
     "local_epochs": ("epochs", "num_epochs"),
@@ -173,7 +173,7 @@ SYNONYMS = {  # name in fedcomp → names of the same thing in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`: a synonym, a similar name, or a name with a similar start. Return None if none is close."""
+    """Return the known name closest to `name`: a synonym, a similar name, or a name with a similar beginning, or None if there is none."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():

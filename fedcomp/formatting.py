@@ -8,7 +8,7 @@ NOTHING = "–"  # shown for a value that is not measured or not defined
 
 
 def human_bytes(count: int) -> str:
-    """Format a size with three digits and a decimal unit (1 kB = 1000 B), such as `999 B`, `1.23 kB`, `45.6 MB` or `1000 EB`."""
+    """Format a number of bytes with three digits and a decimal unit (1 kB = 1000 B), such as `999 B`, `1.23 kB` or `45.6 MB`."""
     value, unit = float(count), 0
     while value >= (1000 if unit == 0 else 999.5) and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1

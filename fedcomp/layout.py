@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the hash of a model's layout, followed by "+" and the hash of the frozen parameters (16 hex digits) if there are any.
+    """Return the hash of a model's layout, followed by "+" and the hash of the frozen parameters if there are any (16 hex digits each).
 
-    Frozen parameters are never sent, so the server and all clients must construct the model with equal frozen parameters.
+    Frozen parameters have `requires_grad=False` and are never sent. Therefore, the server and all clients must construct the model with
+    equal frozen parameters.
     """
     import torch
 
@@ -104,7 +105,7 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def doubled(self, prefix: str) -> "Layout":
-        """Return a layout with these tensors, followed by the same tensors with `prefix` before their names."""
+        """Return a layout with the tensors of this layout, followed by tensors of the same shapes with `prefix` before their names."""
         shapes = {e.name: e.shape for e in self.entries}
         return Layout.from_shapes(shapes | {prefix + name: shape for name, shape in shapes.items()})
 
@@ -121,7 +122,7 @@ class Layout:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     def scatter(self, vector: "torch.Tensor", model: "nn.Module") -> None:
-        """Copy a vector of shape [numel] to the model's parameters, rounded to their precision."""
+        """Copy a vector of shape [numel] to the model's parameters, and convert it to the dtype of each parameter."""
         import torch
 
         parameters = dict(model.named_parameters())
@@ -130,6 +131,6 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """Return views of the tensors in a vector [numel], by name. For a stack [m, numel], the views have shape [m, *shape]."""
+        """Return views of the tensors in a vector of shape [numel], by name. For a stack [m, numel], the views have shape [m, *shape]."""
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

@@ -1,7 +1,7 @@
 """Optimizers of local training, described by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. The options `beta1` and
-`beta2` set the argument `betas`. For `sgd` without options, this module does not import torch, because the import takes seconds.
+The name in a spec string is the name of a class of `torch.optim` in lower case, and the options are arguments of the class. The options
+`beta1` and `beta2` set the argument `betas`. For `sgd` without options, this module does not import torch, which would take seconds.
 """
 
 import inspect
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 SGD = "sgd"
-SGD_LR = 0.05
+SGD_LR = 0.05  # default learning rate of sgd
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
-OPTIONAL_BOOLEANS = "foreach", "fused"  # arguments of torch optimizers with the default None
+OPTIONAL_BOOLEANS = (
+    "foreach",
+    "fused",
+)  # boolean arguments of torch optimizers whose default is None
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -36,7 +39,7 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimizer is SGD with no options except momentum and weight decay, which the engine `batched` requires."""
+        """Whether the optimizer is SGD without options other than momentum and weight decay, as the engine `batched` requires."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
@@ -89,7 +92,7 @@ def read(text: str) -> LocalOptimizer:
 
 @cache
 def _option_classes() -> dict[str, type]:
-    """Return a dataclass for each optimizer, whose fields are its options with the default None."""
+    """Return a dataclass for each optimizer, by name. Its fields are the options of the optimizer, with the default None."""
     classes = {}
     for name in _classes():
         kinds: dict[str, Any] = {}
@@ -103,7 +106,7 @@ def _option_classes() -> dict[str, type]:
                 kinds[key] = int
             elif isinstance(default, int | float | None):
                 kinds[key] = float
-        kinds.pop("differentiable", None)  # not supported: it makes the step itself differentiable
+        kinds.pop("differentiable", None)  # not supported, since nothing differentiates the steps
         fields = [(key, kind | None, None) for key, kind in kinds.items()]
         classes[name] = make_dataclass(name, fields)
     return classes

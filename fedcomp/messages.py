@@ -1,16 +1,17 @@
 """The messages between a server and its clients, which every transport can carry.
 
     Invitation (server → client):   the run and its options;
-    Presence (client → server):     the client's id and version, or the reason why it cannot take part;
+    Presence (client → server):     the client's id and the version of its weights, or the reason why it cannot take part;
         Assignment (server → client):   a download, the ticket (hash) of the last accepted update, and settings of this phase of a round;
-        Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
+        Report (client → server):       a frame (encoded update) or the reason why there is none, and the version of the client's weights;
     Farewell (server → client):     the end of the run
 
-A round has one or more phases, which the strategy defines. In each phase, the server sends assignments and the clients send reports.
+A round has one or more phases, which the strategy defines. In each phase, the server sends assignments, and the clients answer with
+reports. The following terms are used:
 
 logical id    the number of a client in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed
-version       the name of a state of the model: initially a hash of the model's layout and weights, later a hash of the previous version and
-              the latest broadcast (encoded change of the model)
+version       the name of the model's weights: initially a hash of the model's layout and weights; each broadcast (encoded change of the
+              model) replaces it with a hash of the previous version and the broadcast
 fingerprint   a hash of the model's weights
 proposal      a frame (encoded update) that a client sends; the client's error-feedback memory keeps its old state until the client learns
               whether the server accepted the proposal
@@ -34,6 +35,7 @@ from torch import Tensor
 from .errors import ProtocolError
 
 # Forms of a download, which updates a client's weights to the current version of the model.
+# They are: nothing, broadcasts, new values of changed coordinates, and all weights.
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a client's report
 TRAIN = "train"  # name of the phase in strategies with a single phase per round
@@ -57,7 +59,7 @@ class WireMessage:
         return b"".join(self.pack_parts())
 
     def pack_parts(self) -> list[bytes]:
-        """Return the parts of the packed message. The contents of the fields are not copied."""
+        """Return the packed message as parts to be concatenated, so that the contents of the fields are not copied."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
         for name, _ in fields_of(type(self)):
@@ -74,7 +76,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse a message. Raises ProtocolError for a message of another class, and for fields of the wrong type or length."""
+        """Parse a packed message. Raises ProtocolError for a message of another class, and for fields of the wrong type or length."""
         fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -119,7 +121,7 @@ class Invitation(WireMessage):
     """The name and the options of the run, sent to a client that connects."""
 
     run: str  # name of the run, 32 hex digits; a resumed run keeps its name
-    client: int  # client id that belongs to the client's key, or -1 if the client chooses its id
+    client: int  # logical id that belongs to the client's key, or -1 if the client chooses its id
     options: str  # the options of the run that clients need, as JSON
     layout: str  # hash of the model's layout (tensor names and shapes)
     version: str  # version (hash) of the initial model
@@ -147,13 +149,13 @@ class Farewell(WireMessage):
 
 @dataclass
 class Assignment(WireMessage):
-    """The work of a client in one phase of a round, and a download that updates the client to the current model."""
+    """The work of a client in one phase of a round, and a download that updates the client's weights to the current model."""
 
     round: int  # from 1
     phase: str  # name of the phase, such as "train"
     client: int  # logical id
     form: str  # download form, such as FRAMES (encoded broadcasts) or DENSE (all weights)
-    base: str  # model version to which the download is applied, or "" for any version (DENSE)
+    base: str  # version to which the client applies the download, or "" if any version will do (DENSE)
     version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # frames (encoded vectors) of the download
@@ -162,7 +164,7 @@ class Assignment(WireMessage):
     announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # fraction of coordinates to send; 0 = as in the options of the run
     lr: float = 1.0  # number by which the client multiplies its learning rate in this round
-    # Frame with the unused coordinates of the client's accepted update, or b"" if the server used all coordinates.
+    # Frame with the coordinates of the client's accepted update that the server did not use, or b"" if it used all coordinates.
     returned: bytes = b""
     steps: int = 0  # number of local steps in this round; 0 = as in the options of the run
     batch_size: int = 0  # number of examples in a local step; 0 = as in the options of the run
@@ -199,7 +201,7 @@ class Report(WireMessage):
 
 @dataclass(frozen=True)
 class ClientRoundConfig:
-    """The settings of a client for one round: the fields of its Assignment with the same names."""
+    """The settings of a client for one round, with the meaning of the fields of the same names in Assignment."""
 
     density: float = 0.0
     lr: float = 1.0
@@ -209,6 +211,7 @@ class ClientRoundConfig:
 
 MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics, in a report
 MAX_NAME_BYTES = 64  # maximum bytes of a metric's name in UTF-8
+# The head of packed metrics (number of evaluation examples, number of training metrics), and a metric's value.
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
 # Maximum number of examples in a report. float64 represents every integer up to this number.
 MAX_EXAMPLES = 1 << 53
@@ -296,13 +299,13 @@ def failure(
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """Return the ticket of a proposal (encoded update): a hash of round, client and frame, or "" for an empty frame."""
+    """Return the ticket of the proposal (encoded update) `frame`: a hash of round, client and frame, or "" for an empty frame."""
     return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Omit checksums of frames and hashes of weights in a `with` block, for messages that never leave this process."""
+    """In a `with` block, compute no checksums of frames and no hashes of weights, because messages do not leave this process."""
     token = _in_process.set(True)
     try:
         yield

@@ -11,10 +11,10 @@ from .errors import RunFolderError, os_errors
 
 
 class OutFolder:
-    """The folder `out`, or a new folder runs/LABEL-YYYYMMDD-HHMMSS if `out` is not given. `open` adds a number if this name is taken.
+    """The folder `out`, or a new folder runs/LABEL-YYYYMMDD-HHMMSS if `out` is None. `open` appends a number to this name if it is taken.
 
-    `content` is "run" or "comparison", for error messages. Raises RunFolderError, before anything is written, if a new run gets a folder
-    that is not empty, or if `resumed` is set without `out`.
+    `content` is what the folder contains, "run" or "comparison", for error messages. Raises RunFolderError, before anything is written, if
+    `out` is not an empty folder and `resumed` is False, or if `resumed` is True and `out` is None.
     """
 
     def __init__(self, out: str | None, label: str, content: str, resumed: bool):
@@ -29,11 +29,14 @@ class OutFolder:
             in_use = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if in_use and out and not resumed:
             raise RunFolderError(
-                f"--out {self.path} exists; give another name, or --resume to continue the {content} in it"
+                f"--out {self.path} exists and is not empty; give another name, or --resume to continue the {content} in it"
             )
 
     def open(self) -> None:
-        """Create the folder if needed, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
+        """Create the folder if it does not exist, and lock it.
+
+        Raises RunFolderError if the folder cannot be written, or if another process has locked it.
+        """
         with self._writing():
             if self._is_unnamed:
                 self._create_unique()

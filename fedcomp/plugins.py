@@ -1,8 +1,8 @@
 """Plugins by name: codecs, memories, strategies, tasks and attacks, from fedcomp, from a user's files and from other installed packages.
 
-A plugin is a class or function with an attribute `name`. Each kind of built-in plugin has its package, such as `fedcomp/codecs`. The
-environment variable FEDCOMP_PLUGINS names Python files with plugins of a user. Other packages declare plugins as entry points in their
-pyproject.toml, such as a codec named `mine`:
+A plugin is a class or function with an attribute `name`. The built-in plugins of each kind are in a package such as `fedcomp/codecs`. The
+environment variable FEDCOMP_PLUGINS names Python files with a user's plugins. Other packages declare plugins as entry points in their
+pyproject.toml. This entry point declares a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
@@ -26,14 +26,14 @@ from typing import Any, Generic, TypeVar
 from .errors import ConfigError, SpecError
 
 T = TypeVar("T")
-FILES_VARIABLE = "FEDCOMP_PLUGINS"  # environment variable: paths of files, separated as in PATH
+FILES_VARIABLE = "FEDCOMP_PLUGINS"  # environment variable with paths of files, separated like the folders in PATH
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """A mapping from names to the plugins of one kind, sorted by name.
 
-    A lookup imports the plugin. Iteration over the names imports the files in FEDCOMP_PLUGINS, but no entry point. Both raise ConfigError
-    if such a file cannot be used.
+    A lookup imports the plugin. Iteration over the names imports the files that FEDCOMP_PLUGINS names, but no entry point. A lookup and an
+    iteration raise ConfigError if one of these files cannot be used.
 
     `package`: package with the built-in plugins. `group`: group of entry points of other packages. `accepts(value)` returns whether a class
     or function is a plugin of this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError if the
@@ -52,7 +52,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         self._in_files: dict[Path, dict[str, T]] = {}  # plugins of a user, by file and name
 
     def __getitem__(self, name: str) -> T:
-        """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
+        """Return the plugin named `name`. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
         own = self._builtin_and_user
         if name in own:
             return own[name]
@@ -129,7 +129,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     @property
     def _entries(self) -> dict[str, list[EntryPoint]]:
-        """The entry points by name, without those that have the name of a built-in plugin or of a user's plugin."""
+        """The entry points by name, except for the names of built-in plugins and of a user's plugins."""
         entries: dict[str, list[EntryPoint]] = {}
         for entry in _entry_points(self.group, *sys.path):
             if entry.name not in self._builtin_and_user:
@@ -184,7 +184,7 @@ def _module_in(path: Path) -> ModuleType:
 
 @cache
 def _entry_points(group: str, *path: str) -> EntryPoints:
-    """Return the entry points of a group. `path` is `sys.path`, so that a change of it invalidates the cache."""
+    """Return the entry points of a group. `path` is `sys.path`, so that the cache is not used after a change of `sys.path`."""
     return entry_points(group=group)
 
 

@@ -20,7 +20,7 @@ _recorder: "Recorder | None" = None
 class Recorder:
     """A recorder of the spans in the thread that created it.
 
-    `synchronise` is called at the start and end of each span, and must wait until the device is idle.
+    `synchronise` is called at the start and end of each span, and must wait until the training device (GPU) is idle.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Recorder:
         self._nested_s: list[float] = []
 
     def take(self) -> dict[str, float]:
-        """Return the seconds in the spans of each name that finished since the last call, without the spans nested in them."""
+        """Return the total seconds, by name, of the spans that finished since the last call. Spans nested in a span do not count for it."""
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 
@@ -61,7 +61,7 @@ class Recorder:
 
 
 def timed(name: str) -> AbstractContextManager[None]:
-    """Record a `with` block as a span of the profile."""
+    """Record a `with` block as a span named `name`, if a recorder is active."""
     return _OFF if _recorder is None else _recorder.span(name)
 
 

@@ -35,7 +35,7 @@ class Column:
 
 
 def total_ratio(of: "RoundRecord | Totals") -> str:
-    """Return the compression ratio of a round, or of all rounds so far, for uplink plus downlink."""
+    """Return the compression ratio of a round, or of the rounds in a `Totals`, for uplink plus downlink."""
     dense = of.dense_uplink_bytes + of.dense_downlink_bytes
     return ratio(dense, of.uplink_bytes + of.downlink_bytes)
 
@@ -57,17 +57,17 @@ COLUMNS = (
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
-WORST = "worst 10 %"  # title of a column of runs in which clients evaluate the model
+WORST = "worst 10 %"  # title of the column with the mean metric of the worst tenth of the clients
 GAP = 2  # number of spaces between columns
-# A client is a suspect if its suspicion (fraction of its votes that contradicted a large majority of clients) is above MIN_SUSPICION, and
-# at least SUSPICION_RATIO times the median suspicion of all clients.
+# A client's suspicion is the fraction of its votes that contradicted a large majority of clients. The client is a suspect if its suspicion
+# is above MIN_SUSPICION, and at least SUSPICION_RATIO times the median suspicion of all clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
-# Maximum number of clients in a line, and of reasons for rejections that are shown per round.
+# Maximum number of client ids in a line of text, and maximum number of reasons for rejections that are shown for a round.
 MAX_LISTED = 8
 
 
 def columns_of(header: Header) -> tuple[Column, ...]:
-    """Return the columns of the table of rounds for the options of the run."""
+    """Return the columns of the table of rounds that suit a run with this header."""
     judged = header.judged
     first, *others = [c for c in COLUMNS if c.title != "accuracy" or judged == "accuracy"]
 
@@ -105,7 +105,7 @@ def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]
 
 @dataclass
 class Totals:
-    """Sums over the rounds that this process has executed."""
+    """Sums over the rounds that this process has executed. In a resumed run, they exclude earlier rounds."""
 
     uplink_bytes: int = 0
     downlink_bytes: int = 0
@@ -132,16 +132,16 @@ class Totals:
 class RunDisplay(Callback):
     """Base class of displays. A display is a context manager around the whole run."""
 
-    clock: Callable[[], float] = monotonic
+    clock: Callable[[], float] = monotonic  # returns a time in seconds
     header: Header = field(init=False, repr=False)  # set when the run starts
-    last: RoundRecord | None = None
+    last: RoundRecord | None = None  # record of the last finished round
     summary: Summary | None = None  # result, or None until the end of the run
     # Record of the round with the highest accuracy, or the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     totals: Totals = field(default_factory=Totals)
     # (round, accuracy or loss) of each round with a finite value, for curves.
     points: list[tuple[int, float]] = field(default_factory=list)
-    # Times at which the latest rounds ended. The first entry may be the start of the run.
+    # Values of `clock()` at the ends of the latest rounds. The first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -189,14 +189,17 @@ class RunDisplay(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """Return the accuracy, or the negative loss if the task has no accuracy, or None if it was not measured."""
+        """Return how good a round is, where higher is better: the accuracy, or the negative loss if the task has no accuracy.
+
+        Return None if the accuracy or loss was not measured, or if the loss is not finite.
+        """
         value = self.judged(record)
         if value is None or self.header.judged == "accuracy":
             return value
         return -value if isfinite(value) else None
 
     def judged(self, record: RoundRecord) -> float | None:
-        """Return the accuracy of a round, or the loss if the task has no accuracy."""
+        """Return the accuracy of a round, or the loss if the task has no accuracy, or None if the value was not measured."""
         by_accuracy = self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
 
@@ -208,7 +211,7 @@ def evenly_spaced(count: int, max_count: int) -> list[int]:
 
 
 def header_rows(header: Header) -> list[tuple[str, str]]:
-    """Return the description of a run as labels and values, in order of importance."""
+    """Return the description of a run as pairs (label, value), in order of importance."""
     h = header
     byzantine = f"{h.byzantine:,} of {h.clients:,} clients are Byzantine"
     rows = [
@@ -232,9 +235,10 @@ def header_rows(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """Return one line for each of the most frequent reasons why updates were rejected in a round, with up to eight clients.
+    """Return a line for each reason why updates were rejected in a round, the most frequent reason first. A line names up to 8 clients.
 
-    Clients whose updates arrived after the quorum was reached are left out.
+    If there are ten or more reasons, all but the first eight share one line. Clients whose updates arrived after the quorum was reached are
+    left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
@@ -248,13 +252,13 @@ def rejections(record: RoundRecord) -> list[str]:
     ]
     if reasons := len(clients) - len(listed):
         rest = sum(map(len, clients.values())) - sum(len(ids) for _, ids in listed)
-        more = f"{rest} more rejected, for {reasons} reasons"
+        more = f"{rest} more clients rejected, for {reasons} other reasons"
         lines.append(f"round {record.round}: {more}; metrics.jsonl lists them")
     return lines
 
 
 def suspects(record: RoundRecord) -> str:
-    """Return text with up to three suspects (see MIN_SUSPICION), or "" if there are none."""
+    """Return text with up to three suspects (see MIN_SUSPICION) and their suspicion, or "" if there are no suspects."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -272,7 +276,7 @@ def _list_clients(clients: Sequence[int], more: int = 0) -> str:
 
 
 def summary_rows(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """Return the result of a run as labels and values. `totals` covers only the rounds of this process."""
+    """Return the result of a run as pairs (label, value)."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     relayed = totals.relayed_bytes
@@ -342,7 +346,7 @@ class LineDisplay(RunDisplay):
         for label, value in header_rows(header):
             self._print(f"{label:<10}{value}")
         self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
-        ratios = "bytes of the same messages in float32 divided by the bytes sent"
+        ratios = "bytes of the same messages in float32, divided by the bytes sent"
         self._print(f"{'ratios':<10}{ratios}")
         self._print(table_line(columns_of(header)))
 
@@ -356,7 +360,7 @@ class LineDisplay(RunDisplay):
             self._print(line)
         if suspected := suspects(record):
             self._print(
-                f"suspected, with their fraction of votes against a large majority: {suspected}"
+                f"suspected clients, with the fraction of their votes that contradicted a large majority: {suspected}"
             )
 
     def on_warning(self, sentence: str) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
 # Options that a run's label shows without their names: `stc` instead of `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if the user does not give them. A choice may depend on the options after it in the tuple.
+# Options whose values fedcomp chooses if the user does not give them. The value of an option may depend on the options that follow it here.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options of the learning problem. Each learning problem has its own baseline and Pareto front in a comparison.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
@@ -79,7 +79,7 @@ class Run:
             pair, word = (self.dense_bytes, self.sent_bytes), "smaller"
             if self.sent_bytes > self.dense_bytes:
                 pair, word = pair[::-1], "larger"
-            sent.append(f"{ratio(*pair)} {word} than float32 both ways")
+            sent.append(f"in total {ratio(*pair)} {word} than in float32")
         cohort = f", {self.records[-1].cohort:,} a round" if self.records else ""
         clients = self.options.get("clients", RunConfig.clients)
         lines = (
@@ -100,7 +100,7 @@ class Run:
             yield f"rejected  all updates{''.join(reasons)}"
 
     def _quality(self) -> str:
-        """Return a line with the last and the best accuracy, or loss if no accuracy was measured."""
+        """Return a line with the last and the best accuracy, or with the last and the lowest loss if no accuracy was measured."""
         for name, best, word in (("accuracy", max, "best"), ("loss", min, "lowest")):
             values = [(getattr(r, f"measured_{name}"), r.round) for r in self.records]
             if measured := [(value, round) for value, round in values if value is not None]:
@@ -151,7 +151,7 @@ class Run:
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The options of the learning problem: task, partition, clients and attack."""
+        """The options that define the learning problem (task, partition, clients and attack), by name."""
         return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM_OPTIONS}
 
     @property
@@ -180,7 +180,10 @@ class Run:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round that reaches `accuracy` (0 to 1) and the uplink plus downlink bytes until its end, or None."""
+        """Return the first round that reaches `accuracy` (0 to 1), and the uplink plus downlink bytes up to the end of this round.
+
+        Return None if no round reaches the accuracy.
+        """
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -193,7 +196,7 @@ class Run:
         """Return the task's model on the CPU in eval mode, with the trained weights and the saved buffers.
 
         `task` replaces the task in the options. It is required for a loaded run that was simulated with a Task object. Raises
-        RunFolderError if the folder has no weights yet or they do not fit the model, and TaskError if the task cannot be loaded.
+        RunFolderError if the folder has no weights yet or the weights do not fit the model, and TaskError if the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -244,7 +247,8 @@ def load(folder: str | Path) -> Run:
 class Group:
     """A group of runs that differ only in the seed."""
 
-    # Options in which the group differs from other groups, or the name of a run folder if this text would be too long.
+    # The options in which the group differs from other groups. If this text is longer than MAX_LABEL_CHARS characters, or if there is only
+    # one group, the label is the name of a run folder.
     label: str
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the learning problem
@@ -267,7 +271,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups, or only between `among` if a dense baseline overrides the option."""
+        """Return the options that differ between groups. An option that a dense baseline overrides must differ within `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -309,7 +313,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """Return the group of uncompressed runs whose other options equal the options of `group`, or None if there is no such group."""
+    """Return the group of uncompressed runs that has the options of `group`, except for compression. Return None if there is none."""
     if len(groups) < 2:
         return None
 
@@ -337,7 +341,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of options for a label. An unset option is included only if it is the only one."""
+    """Return the words of a label: the values of the options `names`. An unset option is included only if it is the only name."""
     words = []
     for name in names:
         value = run.options.get(name)

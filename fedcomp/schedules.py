@@ -1,7 +1,7 @@
 """Schedules, which change the learning rate, local steps, batch size and density over the rounds.
 
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
-    piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round, which is then 1
+    piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round: 5 means 5@1
 
 `1,8@21` is 1 in rounds 1 to 20, and 8 from round 21 on. `8@21` is the value of the option (such as --local-steps) in rounds 1 to 20, and 8
 from round 21 on.
@@ -39,11 +39,16 @@ class Curve(ABC):
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True
-    fix: ClassVar[str] = "another 'to'"  # advice in error messages about values out of range
+    fix: ClassVar[str] = (
+        "another 'to'"  # option to change, for error messages about values out of range
+    )
 
     @abstractmethod
     def at(self, default: float, round: int, rounds: int) -> float:
-        """Return the value in round `round` of `rounds`, both counted from the end of the warm-up. `default`: value of the option."""
+        """Return the value in round `round`, counted from the end of the warm-up.
+
+        `default`: value of the option, with which the curve starts. `rounds`: number of rounds from the end of the warm-up to the horizon.
+        """
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Step(Curve):
     needs_horizon: ClassVar[bool] = False
     fix: ClassVar[str] = "another 'factor' or a larger 'every'"
 
-    every: int = field(metadata={"example": 20})  # rounds
+    every: int = field(metadata={"example": 20})  # number of rounds between two steps
     factor: float = 0.1
 
     def __post_init__(self) -> None:
@@ -146,7 +151,8 @@ class ValueRange:
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
                 raise SpecError(
-                    "a schedule is one curve, such as cosine, or values with rounds, such as 1,8@21 for 8 from round 21; give one of them"
+                    "a schedule is a single curve, such as cosine, or values with rounds, such as 1,8@21 (8 from round 21 on); give one of "
+                    "them"
                 )
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
@@ -187,10 +193,10 @@ FRACTION = ValueRange(high=1.0)
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """The value of the option `flag` in each round. If `text` is None (no schedule), the value is always `default`.
+    """The value of an option in each round. `flag`: flag of the schedule. `text`: the schedule, or None if the value is always `default`.
 
     A curve starts after `warmup` rounds and ends in round `horizon`, which is 0 if unknown. Raises SpecError if `text` is not a schedule of
-    values in the range `kind`, and ConfigError if the curve needs an unknown horizon.
+    values in the range `kind`, and ConfigError if the curve needs a horizon but `horizon` is 0.
     """
 
     flag: str
@@ -221,7 +227,7 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return some values of the schedule between the warm-up and round `rounds`, among them the smallest and the largest."""
+        """Return a set with the smallest and the largest value (and perhaps other values) from the end of the warm-up to round `rounds`."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}

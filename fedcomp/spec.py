@@ -1,4 +1,4 @@
-"""Spec strings, which give the name and the options of a codec, memory, strategy, partition, attack or other choice.
+"""Spec strings. A spec string names a codec, memory, strategy, partition, attack or other plugin, and sets its options.
 
     spec    = product [ "@" scope ]
     product = part { "+" part }
@@ -23,10 +23,17 @@ from .errors import SpecError, nearest
 
 SIZES = {"": 1, "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+BOOLEANS = {
+    "true": True,
+    "yes": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "0": False,
+}  # accepted spellings
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
-RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-# Error messages about values that are too small leave out an upper limit of this size or more.
+RENAMED = {"liars": "f"}  # name of an option in version 0.1 of fedcomp → new name
+# An upper limit of this size or more is not mentioned in error messages about values that are too small.
 UNBOUNDED = 1e30
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
@@ -52,7 +59,7 @@ class Spec:
 
 @contextmanager
 def error_context(text: str = "", flag: str = "") -> Iterator[None]:
-    """Add the spec string `text` and its command-line flag to each SpecError that is raised in the `with` block."""
+    """Add the spec string `text` and the command-line flag `flag` to a SpecError that is raised in the `with` block."""
     try:
         yield
     except SpecError as error:
@@ -79,7 +86,7 @@ def parse_part(text: str, kind: str) -> SpecPart:
     if parsed.scope or len(parsed.parts) > 1:
         article = "an" if kind[0] in "aeiou" else "a"
         raise SpecError(
-            f"{article} {kind} has no scope and no second part; leave out '@' and '+', and name one {kind}"
+            f"{article} {kind} has no scope (@…) and no second part (+…); leave out '@' and '+', and name one {kind}"
         )
     return parsed.parts[0]
 
@@ -98,16 +105,19 @@ def _part(text: str, piece: str) -> SpecPart:
 
 
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
-    """Return an instance of the dataclass that `part` names. The options are converted to the types of the dataclass fields.
+    """Return an instance of the dataclass in `classes` that `part` names. Options are converted to the types of the dataclass fields.
 
-    Raises SpecError for an unknown name or option, and for a missing required option. The message about a missing option shows the value
-    `example` in the metadata of the field.
+    `kind` is what the dataclasses describe, such as "schedule", for error messages. Raises SpecError for an unknown name or option, and for
+    a missing required option. The message about a missing option shows the value `example` in the metadata of the field.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 
 
 def choose(part: SpecPart, classes: Mapping[str, T], kind: str) -> tuple[T, Any]:
-    """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError for unknown names or options."""
+    """Return the class that `part` names, and an instance of this class's dataclass `Options` with the options of `part`.
+
+    Raises SpecError for an unknown name or option.
+    """
     cls: Any = _lookup(part, classes, kind)
     return cls, _construct(part, cls.Options, kind)
 
@@ -165,7 +175,10 @@ def convert(raw: str, to: Any, what: str) -> Any:
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError if an option of a dataclass instance is outside its closed interval `(low, high)` in `ranges`. None is allowed."""
+    """Raise SpecError if a field of the dataclass instance `options` is outside its closed interval `(low, high)` in `ranges`.
+
+    The value None is allowed.
+    """
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value is not None and (problem := out_of_range(value, low, high)):
@@ -276,7 +289,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of a type for error messages. A class may have its own description in an attribute `wanted`."""
+    """Return a description of the values of a type, for error messages. A class may have an attribute `wanted` with this description."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

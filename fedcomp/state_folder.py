@@ -1,6 +1,7 @@
 """The folder in which a client stores its state: one file with named vectors and byte strings.
 
-Each save replaces the whole file atomically. If the process is killed at any moment, the folder contains the last complete state.
+Each save replaces the whole file atomically. If the process is killed at any moment, the folder contains the last complete state. The file
+consists of three parts:
 
     8 bytes  length of the header, little-endian
         header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
@@ -28,11 +29,13 @@ from .errors import CheckpointError, UserError, os_errors
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
 
-State = Mapping[str, Tensor | bytes | list[bytes]]  # a list is stored as one byte string
+State = Mapping[
+    str, Tensor | bytes | list[bytes]
+]  # values by name; a list is stored as one byte string
 
 
 class StateFolder:
-    """The state folder of one client, locked by the client's process. Raises UserError if it cannot be used or is locked already."""
+    """The state folder of one client, which this object locks. Raises UserError if the folder cannot be used or is locked already."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -51,8 +54,10 @@ class StateFolder:
         os.close(self._lock)
 
     def save(self, state: State, name: str = FILE) -> None:
-        """Replace the stored state and flush it to disk. If the disk is full, raise CheckpointError and keep the previous state."""
-        advice = "the previous state is intact: free disk space, and start the client again"
+        """Replace the stored state and flush it to disk. On failure, keep the previous state and raise CheckpointError."""
+        advice = (
+            "free disk space, and start the client again, which continues from its previous state"
+        )
         with os_errors(CheckpointError, f"--state-dir {self.path} cannot be written", advice):
             durable_files.replace(self.path / name, packed(state), 0o600)
 
@@ -81,7 +86,7 @@ class StateFolder:
 
 
 def packed(state: State) -> list[bytes | memoryview]:
-    """Return the parts of a state file, whose format the module docstring defines. Vectors on the CPU are not copied."""
+    """Return the content of a state file as parts to be concatenated. Vectors on the CPU are not copied."""
     crc, table = 0, []
     bodies: list[bytes | memoryview] = []
     for key, value in state.items():

@@ -72,7 +72,7 @@ def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     assert told == f"Run tiny, task {TINY.task}" and place == f"folder    {folder}"
     assert f"{100 * last.accuracy:.2f} % (best {100 * best.accuracy:.2f} % in round" in quality
     times = f"×{sum(r.dense_uplink_bytes for r in run.records) / up:.2f}"
-    assert f" {human_bytes(up)} up ({times}), " in sent and "float32 both ways" in sent
+    assert f" {human_bytes(up)} up ({times}), " in sent and "than in float32" in sent
     assert rounds == "rounds    4; 6 clients, 3 a round"
 
     regression = [replace(r, accuracy=None, loss=r.round * 0.5) for r in run.records]
@@ -86,7 +86,7 @@ def test_the_repr_tells_that_messages_are_larger_and_that_all_updates_were_rejec
     run = load(folder)
     large = [replace(r, uplink_bytes=2 * r.dense_uplink_bytes) for r in run.records]
     large = [replace(r, downlink_bytes=2 * r.dense_downlink_bytes) for r in large]
-    assert "×2.00 larger than float32 both ways" in repr(replace(run, records=tuple(large)))
+    assert "in total ×2.00 larger than in float32" in repr(replace(run, records=tuple(large)))
     rejection = RejectionSummary("train", "the loss is not finite", 12, [0, 1])
     summary = replace(run.summary, client_updates=0, rejections=[rejection])
     last = repr(replace(run, summary=summary)).splitlines()[-1]

@@ -19,7 +19,7 @@ MISTAKES = {
     "--memory dgc:momentum=2": "momentum is 2; give at least 0 and less than 1, such as 0.9",
     "--downlink-memory residul": "unknown memory 'residul'; did you mean 'residual'?",
     "--strategy krum:f=-1": "f is -1; give at least 0",
-    "--strategy median@layer": "a strategy has no scope and no second part; leave out '@' and '+', and name one strategy",
+    "--strategy median@layer": "a strategy has no scope (@…) and no second part (+…); leave out '@' and '+', and name one strategy",
     "--server-optimizer adam:tau=0": "tau is 0; give 1e-18 to 1e+18",
     "--attack gaussian:2,sigma=-1": "sigma is -1; give at least 0",
     "--partition dirichlet:alpha=x": "alpha cannot be 'x'; give a number such as 0.01, 1% or 1/100",

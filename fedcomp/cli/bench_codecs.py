@@ -38,9 +38,9 @@ MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector of shape [numel] to compress, its layout (names and shapes of the tensors in it), and its description."""
+    """A vector of shape [numel] to compress, with its layout (names and shapes of the tensors that the vector contains)."""
 
-    description: str
+    description: str  # shown above the results
     values: Tensor
     layout: Layout
 
@@ -58,13 +58,14 @@ class CodecMeasurement:
     decode_copies: float  # decode_s divided by the time to copy the vector
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values. None if the codec decodes with random numbers, or if the values are neither sparse nor quantized.
+    # Entropy of the decoded vector (see `_bound_bits`), in bits per parameter. None if decoding draws random numbers, or if the decoded
+    # values are neither sparse nor quantized.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖², where C(x) is the decoded vector
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return a vector of `numel` standard normal values. The layout has a square matrix, and a second tensor with the rest."""
+    """Return a vector of `numel` standard normal values. Its layout is a square matrix, followed by a vector of the remaining values."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:
@@ -128,7 +129,7 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _bound_bits(y: Tensor) -> float | None:
-    """Return the entropy of the whole vector `y` in bits, or None if `y` is neither quantized nor sparse.
+    """Return the entropy of the decoded vector `y` in bits, for all values together, or None if `y` is neither quantized nor sparse.
 
     For quantized values, the result is the entropy of the levels. For sparse values, the result is the entropy of the positions, plus 32
     bits for each nonzero value.
@@ -190,7 +191,10 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG chart of error against bits per parameter, with logarithmic axes. An error of 0 is drawn at a tick labelled 0."""
+    """Return an SVG chart of the codecs' error against bits per parameter, with logarithmic axes.
+
+    An error of 0, which has no logarithm, is drawn at a tick labelled 0.
+    """
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

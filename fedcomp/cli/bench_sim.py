@@ -29,13 +29,16 @@ from . import pytorch_loops
 from .tables import print_table
 
 TRAINING = "local SGD"
-# Parts of a round, named like the profiler spans that measure them. The time of a span excludes the spans nested in it.
+# Parts of a round. Each part has the name of the profiler span (timed section of code) that measures it. The time of a span excludes the
+# spans nested in it.
 PARTS = (
     *(TRAINING, "compression", "memories", "messages"),
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
-MESSAGES = {"round": "messages", "clients": "messages"}
-OTHER = "rest"  # time outside of all profiler spans, such as writing metrics to disk
+MESSAGES = {"round": "messages", "clients": "messages"}  # other spans → the part that includes them
+OTHER = (
+    "rest"  # name of the time outside of all these spans, such as the time to write metrics to disk
+)
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # how many of the most expensive parts of a round are named below the tables
 MAX_WARM_UP = 200  # rounds
@@ -50,8 +53,9 @@ LEGENDS = {
     BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; its speed is an upper bound for the other loops",
 }
 PEAK_LEGEND = (
+    "per cohort: time for all clients of a round\n"
     "of peak: FLOP/s of the forward and backward passes, divided by the FLOP/s of a large matrix product on this device\n"
-    "the PyTorch loops only train, and neither compress nor aggregate updates"
+    "the PyTorch loops only train; they neither compress nor aggregate updates"
 )
 RATES = ("", "client updates/s", "per cohort", f"vs {LEAN}", "GFLOP/s", "of peak")
 TIMES = ("part of a round", "ms", "share")
@@ -82,8 +86,8 @@ def parse_loops(text: str) -> list[str]:
 class RoundMeasurement(Callback):
     """A callback that measures every second round, and runs the PyTorch `loops` after round 1 (to warm up) and after each measured round.
 
-    Every second round is not measured, because a PyTorch loop before it has filled the CPU caches with other data. Measuring starts after
-    the warm-up rounds, in which the engine starts workers and compiles kernels.
+    The round after a PyTorch loop is not measured, because the loop has filled the CPU caches with other data. Measuring starts after the
+    warm-up rounds, in which the engine starts workers and compiles kernels.
     """
 
     def __init__(self, rounds: int):
@@ -130,7 +134,7 @@ class MeasurementComplete(Exception):
 
 
 def measure(config: RunConfig, rounds: int, loops: Sequence[str]) -> dict[str, Any]:
-    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds.
+    """Simulate until `rounds` rounds have been measured. Return the results in the form that --json prints, with times in seconds.
 
     Raises UserError for invalid options.
     """
@@ -256,7 +260,8 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
     title = (
         f"{m['task']}, {m['cohort']} of {m['clients']} clients, {m['parameters']:,} parameters; {m['strategy']}, "
         f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
-        f"{m['rounds']} rounds, medians (parts: means); a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
+        f"{m['rounds']} rounds; times are medians, and means for parts of a round; a large matrix product reaches "
+        f"{m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
     legend = "\n".join([*(LEGENDS[name] for name in loops), PEAK_LEGEND, ""])
     print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)

@@ -55,7 +55,7 @@ class Dashboard(RunDisplay):
     """A dashboard that fills the terminal while its context is open. Output of other code is buffered meanwhile.
 
     On exit, the last state of the dashboard, the buffered output and the results are printed on the main screen. Outside of its context, a
-    dashboard shows nothing, but `picture` returns the state of the run.
+    dashboard prints nothing, but `picture` returns its content.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -170,7 +170,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return a line that says which clients the run waits for, or else lines with the bytes since the run was started or resumed."""
+        """Return a line about connected clients if the run waits for clients, else lines with the bytes since the start or resumption."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round

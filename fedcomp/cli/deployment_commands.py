@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
-TRANSPORT_HELP = "grpc, or flower (unmodified flower-superlink and flower-supernode processes)"
+TRANSPORT_HELP = "grpc, or flower (messages pass through Flower's programs flower-superlink and flower-supernode)"
 
 SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment file.")
 INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
@@ -87,7 +87,10 @@ def serve(
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield the function that writes log messages as --log-json demands. Raises ConfigError if the file cannot be written."""
+    """Yield a function that writes a log message as text, as JSON, or both, depending on --log-json.
+
+    Raises ConfigError if the file cannot be written.
+    """
     from ..server.logs import STDOUT, JsonLog
 
     with ExitStack() as stack:
@@ -112,7 +115,7 @@ def client(
     insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
-        "Index of this client's partition of the data, from 0. Default: train on all data.",
+        "Index, from 0, of the partition of the data on which this client trains. Default: train on all data.",
         min=0,
     ),
     partitions: int | None = option(
@@ -125,8 +128,8 @@ def client(
     ),
     state_dir: Path | None = option(
         "DIR",
-        "Folder for the state of the client. Default: fedcomp-client-ID. With several clients, DIR contains a folder fedcomp-client-ID for "
-        "each client.",
+        "Folder in which the client stores its state between rounds, such as its error-feedback memory. Default: fedcomp-client-ID. With "
+        "several clients in this process, DIR contains a folder fedcomp-client-ID for each client.",
     ),
     task: str = typer.Option(
         "digits", help="Task (model and data): a built-in name or path/file.py:name."
@@ -137,8 +140,9 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The clients use the N partitions that "
-        "start at --partition-id. With --insecure, the clients' ids start at --client-id, or else at --partition-id.",
+        "Run N clients in this process, with the first N enrolment files in the folder that --enrolment names. The clients use N "
+        "consecutive partitions, of which --partition-id is the first. With --insecure, they have N consecutive ids, of which --client-id "
+        "(default: --partition-id) is the first.",
         min=1,
     ),
     roster: Path | None = option(
@@ -148,14 +152,14 @@ def client(
     ),
     sealed: bool = switch(
         "--sealed",
-        "Take part only in runs whose strategy hides the clients' votes from the server: election:form=ballots,sealed=true.",
+        "Take part only in runs with the strategy election:form=ballots,sealed=true, which hides the clients' votes from the server.",
     ),
     log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over.
+    """Take part in a run as a client, until the run is over.
 
     With --transport grpc, the client executes no code that the server sends. With --transport flower, it executes the server's Flower App.
     """
@@ -244,8 +248,8 @@ def relay(
 ) -> None:
     """Run a relay, which forwards messages between its clients and a server.
 
-    The server sends each broadcast only once to the relay, which forwards it to all its clients. In the other direction, the relay bundles
-    the messages of its clients.
+    The server sends each broadcast only once to the relay, which forwards it to all its clients. The relay sends the messages of its
+    clients to the server in bundles. If the server was started with --relays, the relay also sums its clients' encoded updates.
     """
     malloc.share_freed_memory()  # before the imports, which start threads
     from ..deployment.ports import LOOPBACK
@@ -260,7 +264,7 @@ def relay(
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """A client to run: its server and credentials, id, partition of the data, and state folder."""
+    """A client that this process will run: its server and credentials, id, partition of the data, and state folder."""
 
     target: "Target"
     id: int
@@ -277,7 +281,7 @@ def identities(
     state_dir: Path | None,
     count: int | None,
 ) -> list[ClientIdentity]:
-    """Return the clients to run, as the options of `fedcomp client` describe them. Raises UserError for invalid options."""
+    """Return the clients that a command `fedcomp client` with these options runs. Raises UserError for invalid options."""
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
@@ -287,8 +291,8 @@ def identities(
     multiple = count is not None or (enrolment is not None and enrolment.is_dir())
     if multiple and partition_id is None:
         raise ConfigError(
-            "several clients in one process need different partitions of the data; give --partition-id K, so that the first client uses "
-            "partition K, the second one partition K+1, and so on"
+            "several clients in one process need different partitions of the data; give --partition-id K, with which the first client uses "
+            "partition K, the second client partition K+1, and so on"
         )
     if insecure:
         target = _target(server)
@@ -355,10 +359,10 @@ def _target(
 
 
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Return (file, enrolment) for the enrolment file `path`, or for each file of the folder `path` in the order of client ids.
+    """Return [(file, enrolment)] for the enrolment file `path`, or for the files in the folder `path`, ordered by client id.
 
-    At most `count` files are returned. If `path` is None, the default enrolment file is read. Raises UserError for missing or unsuitable
-    files.
+    The list has at most `count` items. If `path` is None, the default enrolment file is read. Raises UserError for files that are missing
+    or belong to a relay.
     """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
@@ -400,7 +404,7 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
     first = partition_id if client_id is None else client_id
     if first is None:
         raise UserError(
-            "a client without an enrolment needs an id; give --partition-id, or --client-id for a client with its own data"
+            "a client without an enrolment needs an id; give --partition-id, or --client-id if the client trains on all data of the task"
         )
     if (last := first + count - 1) > MAX_ID:
         raise ConfigError(

@@ -75,7 +75,9 @@ def doctor(
     ),
     keys: Path | None = option("DIR", "Folder of keys, written by fedcomp keys init."),
     data: Path | None = option("DIR", "Folder with the data sets of built-in tasks."),
-    port: int | None = option("N", "Port on which a server will listen.", min=1, max=65_535),
+    port: int | None = option(
+        "N", "Port on which a server is to listen, to check that it is free.", min=1, max=65_535
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Check this machine, and the server, port, files and folders given as options. The exit status is 2 if a check fails."""
@@ -212,7 +214,7 @@ def threads(count: int, usable: int) -> Check:
 
 
 def disk(runs: Path) -> Check:
-    """Check that the default folder of runs can be written, and that its disk has free space."""
+    """Check that the default folder of runs can be written, and that the disk of this folder has MIN_FREE_BYTES of free space."""
     place = runs.absolute()
     while not place.exists():
         place = place.parent
@@ -222,7 +224,11 @@ def disk(runs: Path) -> Check:
     found = f"{human_bytes(free)} free in {place}"
     if free >= MIN_FREE_BYTES:
         return ok("disk", found)
-    return failed("disk", found, f"free {human_bytes(MIN_FREE_BYTES)}, or give --out elsewhere")
+    return failed(
+        "disk",
+        f"only {found}",
+        f"make {human_bytes(MIN_FREE_BYTES)} of space free, or give --out on another disk",
+    )
 
 
 def listening(port: int) -> Check:
@@ -242,7 +248,7 @@ def listening(port: int) -> Check:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """Check that the data set of each built-in task can be loaded. Missing data sets are skipped, but fail if no data set can be loaded."""
+    """Check that the data set of each built-in task can be loaded. A missing data set is skipped, or fails if no data set can be loaded."""
     from ..tasks import available_tasks, load
 
     tasks = {name.partition("-")[0]: name for name in available_tasks() if name != "digits"}
@@ -263,7 +269,10 @@ def data_folder(folder: Path) -> Iterator[Check]:
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
-    """Check the certificates, the registry and the enrolment files in a folder of keys, and that the registry accepts `enrolment`."""
+    """Check the certificates, the registry (list of all keys) and the enrolment files in a folder of keys.
+
+    Also check that the registry accepts `enrolment`, if it is not None.
+    """
     from ..keys import key_folder as keys
     from ..keys.certificates import hosts_of, read_certificate
 
@@ -295,7 +304,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
 
 
 def enrolled(registry: "Registry", enrolment: "Enrolment", ca: "x509.Certificate") -> Check:
-    """Check that the registry accepts an enrolment, which trusts the certificate authority `ca`."""
+    """Check that the registry accepts an enrolment, and that the enrolment trusts the certificate authority `ca`."""
     from ..keys.certificates import parse_certificate
 
     client, relay, problem = registry.find(enrolment.key_hash)
@@ -334,7 +343,7 @@ def registered_keys(
 def enrolment_files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
     """Check that the enrolment files in the subfolder `place` match the registry, and that only their owner can read them.
 
-    Files may be missing, because they are moved to devices.
+    Files may be missing, because users move them to the machines of the clients and relays.
     """
     from ..keys.enrolment import Enrolment, openssh
 
@@ -370,7 +379,10 @@ def private(path: Path, what: str) -> Check:
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, prefix: str = "") -> Check:
-    """Check that a certificate is valid now. If it is not valid yet, this machine's clock is wrong."""
+    """Check that a certificate is valid now. `remedy` is the advice if it expires soon or has expired.
+
+    If the certificate is not valid yet, this machine's clock is probably wrong.
+    """
     from ..keys.enrolment import format_time, utc_now
 
     now = utc_now()

@@ -1,8 +1,9 @@
-"""`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
+"""`fedcomp sim --dry-run`: estimate the bytes that a run would send, without executing the run and without a run folder.
 
-The first rounds are simulated with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is
-a real update of the initial model whose coordinates are multiplied by standard normal values. The bytes of the other rounds are
-extrapolated. Byte counts are exact if all rounds are simulated and the length of an encoded update does not depend on its values.
+The first rounds are simulated with the strategy, codecs and error-feedback memories of the run, but with random updates. One client trains
+the initial model for at most five steps. A random update is the update of this client, with each coordinate multiplied by a standard normal
+value. The bytes of later rounds are extrapolated. Byte counts are exact if all rounds are simulated and the length of an encoded update
+does not depend on its values.
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ class Forecast:
 
 
 class RandomUpdates:
-    """A training engine that does not train, but multiplies each coordinate of the vector `update` by a random value."""
+    """A training engine that does not train. A client's update is the vector `update` with each coordinate multiplied by a random value."""
 
     def __init__(self, update: Tensor, device: torch.device):
         self.update, self.device = update, device
@@ -97,7 +98,7 @@ class RandomUpdates:
 
 
 class DryRun(Simulation):
-    """A simulation whose clients send random updates instead of training."""
+    """A simulation whose clients do not train, but send random updates."""
 
     def _engine(
         self, model: torch.nn.Module, weights: Tensor, data: Examples, shard: np.ndarray
@@ -151,7 +152,10 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of `rounds` rounds, in which each later round has the mean bytes of the second half of the simulated rounds."""
+    """Return the bytes of `rounds` rounds. `bytes_` contains the bytes of each simulated round.
+
+    Each round that was not simulated is assumed to send the mean bytes of the second half of the simulated rounds.
+    """
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
@@ -173,16 +177,16 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
         print("\n".join(aligned([COLUMNS, *rows], left=1)))
     print(RATIO_TO_DENSE if any(baselines) else RATIO_TO_FLOAT32)
     if not all(f.exact for f in forecasts):
-        print("~: an estimate from random updates; a real run may send more or fewer bytes")
+        print("~: estimated with random updates; a real run may send more or fewer bytes")
     if any(f.simulated_rounds < f.rounds for f in forecasts):
         fewest = min(f.simulated_rounds for f in forecasts)
-        print(f"bytes are extrapolated from {fewest} rounds with random updates")
+        print(f"bytes of all rounds are extrapolated from {fewest} simulated rounds")
 
 
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the uncompressed run with otherwise equal options, or None if there is no such run."""
+    """Return the forecast of the uncompressed run that has the other options of `alternative`, or None if there is no such run."""
     wanted = dense(alternative.options)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.options) and dense(other.options) == wanted and len(alternatives) > 1:

@@ -24,7 +24,7 @@ UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # device error, full disk, 
 OUTPUT_LOST = 1  # exit status if standard output cannot be written
 # SIGHUP is sent when the terminal is closed.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds after a signal in which further signals are ignored, so that they do not interrupt the clean-up.
+# Seconds after a signal during which further signals are ignored, so that they do not interrupt the clean-up.
 BURST_S = 0.5
 
 
@@ -35,9 +35,9 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Flush standard output. Return None if it can be written. Otherwise, discard the buffered output, and return the reason.
+    """Flush standard output. If it cannot be written, discard the buffered output and return the reason, else return None.
 
-    `error` is an exception that the command raised, perhaps because of an earlier write to standard output.
+    `error` is an exception that the command raised, which an earlier write to standard output may have caused.
     """
     try:
         sys.stdout.flush()
@@ -120,10 +120,10 @@ def _usage(error: click.UsageError) -> str:
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block of code inside the context `screen`, so that a signal or a failed write to standard output ends the command cleanly.
+    """Run a `with` block inside the context `screen`. If a signal arrives or standard output cannot be written, end the command cleanly.
 
-    `stop_message(cause)` is then printed on standard error. The exit status is 128 plus the signal's number, or OUTPUT_LOST after a failed
-    write.
+    In both cases, `stop_message(cause)` is printed on standard error. The exit status is 128 plus the signal's number, or OUTPUT_LOST after
+    a failed write.
     """
     received = 0  # number of the last signal
     ignored_until_s = -math.inf

@@ -40,7 +40,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return a typer option. `panel` is its heading in the help. `shown` is the default that the help shows, instead of `default`."""
+    """Return a typer option. `panel` is its heading in the help. `shown` is the default that the help shows in place of `default`."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -55,12 +55,17 @@ def switch(name: str, help: str) -> Any:
 # Options that several commands share.
 DATA = option(
     "DIR",
-    "Folder of the task's data. Default: the folder that FEDCOMP_DATA in the environment names.",
+    "Folder of the task's data. Default: the folder that the environment variable FEDCOMP_DATA names.",
 )
-ENROLMENT_DEFAULT = "the file that FEDCOMP_ENROLMENT in the environment names, or else ~/.config/fedcomp/enrolment.toml"
+ENROLMENT_DEFAULT = "the file that the environment variable FEDCOMP_ENROLMENT names, or else ~/.config/fedcomp/enrolment.toml"
 JSON = switch("--json", "Print JSON instead of text.")
 Device = Annotated[
-    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
+    str,
+    typer.Option(
+        "--device",
+        metavar="[auto|cpu|cuda|cuda:N]",
+        help="Device to compute on; auto = the first GPU if there is one, else the CPU.",
+    ),
 ]
 
 
@@ -69,8 +74,8 @@ def with_run_flags(
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds --config and the options of RunConfig, except those in `without`, to `command(…, **flags)`.
 
-    `panel` is the heading in the help of the options that the command already has. Options that are not boolean are parsed as lists of
-    values. `run_values` decides which of these options may have several values.
+    `panel` is the heading, in the help, of the command's own options. Options that are not boolean are parsed as lists of values, because a
+    flag may be repeated. `run_values` rejects repeated flags for options that may have only one value.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)
@@ -78,7 +83,7 @@ def with_run_flags(
         for name in names.split()
         if name not in without
     ]
-    help = "TOML file with options; flags take precedence over it."
+    help = "TOML file with options of the run. Flags override the values in the file."
     file = option("FILE", help, "--config", panel="Output")
 
     def decorate(command: Command) -> Command:
@@ -116,7 +121,10 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the given options by name. Options in `repeatable` may have a list of values. Raises UserError for invalid options."""
+    """Return the options, by name, that flags, the --config file or a resumed run set. Options in `repeatable` may have a list of values.
+
+    Raises UserError for invalid options.
+    """
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}

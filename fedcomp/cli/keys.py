@@ -95,14 +95,15 @@ def add(
     folder: Path = FOLDER,
     count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
     relay: bool = switch(
-        "--relay", "Enrol one relay, which clients reach at --host, instead of clients."
+        "--relay",
+        "Enrol one relay, not clients. --host is the address at which clients reach the relay.",
     ),
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
     """Enrol new clients or a relay. The command needs the file ca.key, to sign the new certificates.
 
-    New ids continue after the highest id in the folder. Clients and relays have separate ids.
+    New ids continue after the highest id in the folder. Clients and relays are numbered separately.
     """
     from ..keys import key_folder as keys
 
@@ -153,8 +154,8 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client, such as 3, or of a relay, such as relay-0, or 'server'. Default: all whose certificates expire within "
-        f"{RENEW_DAYS} days.",
+        help=f"Id of a client, such as 3, or of a relay, such as relay-0, or 'server'. Default: all clients, all relays and the server, if "
+        f"their certificates expire within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
@@ -185,12 +186,14 @@ def renew(
             ends, file = keys.renew(folder, holder_id, days, host or ()), _file(folder, holder_id)
             subject = f"{'Relay' if isinstance(holder_id, str) else 'Client'} {file.stem}"
             print(f"{subject} has a new key, valid until {ends:%Y-%m-%d};", end=" ")
-            print(f"copy {file} to its device. Its old key is refused.")
+            print(
+                f"copy {file} to the machine of {subject.lower()}. The old key is no longer accepted."
+            )
 
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and expiry date, as a table on a terminal, otherwise as tab-separated lines."""
+    """List all keys with their state and expiry date. On a terminal, the list is a table, otherwise tab-separated lines."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -243,7 +246,10 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client's id as an int, or `text` if `others` contains it. "relay-0" means any relay. Raises UserError otherwise."""
+    """Return a client's id as an int, or `text` if it is one of `others`. If `others` contains "relay-0", `text` may be any relay.
+
+    Raises UserError for any other text.
+    """
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

@@ -23,7 +23,7 @@ CODEC_COLUMNS = (
 CODEC_LEGEND = f"""bits: bits per parameter, for {NUMEL:,} normally distributed values
 C(x): the vector x after encoding and decoding;  E: mean over all seeds
 unbiased: ω if E C(x) = x and E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ if E‖x−C(x)‖² ≤ (1−δ)‖x‖²
-linear: encoded vectors can be summed without decoding;  portable: the same bytes on every device;  {NOTHING}: no, or not known"""
+linear: encoded vectors can be summed without decoding;  portable: the same bytes on all CPUs and GPUs;  {NOTHING}: no, or not known"""
 
 
 def print_codecs() -> None:
@@ -50,11 +50,13 @@ SOURCES: dict[str, Callable[[Path | None], ImageDataset | Text]] = {
     "cifar10": cifar10.images,
     "shakespeare": shakespeare.Text,
 }
-OWN_TASK_LEGEND = "to use your own task, give path/file.py:name; fedcomp init writes an example"
+OWN_TASK_LEGEND = (
+    "to use your own task, give --task path/file.py:name; fedcomp init writes an example file"
+)
 
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
-    """Return the table cells of a task. Numbers are dashes if the task or its data cannot be loaded."""
+    """Return the table cells of a task. Dashes replace the numbers that are unknown because the task or its data cannot be loaded."""
     numel, shape = None, NOTHING
     counts: tuple[int | None, int | None] = None, None
     try:

@@ -53,26 +53,27 @@ def simulation(
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of compared runs to execute at the same time; auto = one per CPU core if each run uses a single core, otherwise one.",
+        "Number of compared runs to execute at the same time; auto = as many as there are CPU cores if each run uses a single core, "
+        "otherwise 1.",
     ),
     baseline: bool | None = option(
         None,
-        "Add an uncompressed run named dense to the comparison; the other runs' compression ratios are relative to it. "
-        "Default: added if the compared runs differ in their compression.",
+        "Add an uncompressed run named dense to the comparison. The compression ratios of the other runs are then relative to the bytes of "
+        "this run. Default: added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
     ),
     dry_run: bool | None = option(
         None,
-        "Do not train; print the number of parameters, the sizes of encoded updates, and the bytes that the run would send.",
+        "Do not execute the run; print the number of parameters, the sizes of encoded updates, and the bytes that the run would send.",
         "--dry-run",
     ),
     **run_flags: Any,
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. With --resume, both override the options stored in the run
-    folder. If an option such as --uplink or --seed is given more than once, fedcomp runs every combination of the values and compares the
-    results.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. With --resume, flags and the --config file override the
+    options stored in the run folder. If an option such as --uplink or --seed is given more than once, fedcomp runs every combination of the
+    values and compares the results.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -187,7 +188,7 @@ def init(path: Path = typer.Argument(Path("my_task.py"), help="The file to write
 
     if path.suffix != ".py" or not str(path).isprintable():
         raise UserError(
-            f"'{path}' is not a printable name that ends in .py; name a Python file: fedcomp init my_task.py"
+            f"'{path}' does not end in .py or is not printable; name a Python file: fedcomp init my_task.py"
         )
     source = resources.files("fedcomp").joinpath("tasks", "example_task.py")
     example = source.read_text(encoding="utf-8")
@@ -254,7 +255,7 @@ app.add_typer(server, name="server")
 @bench.command("codecs")
 def bench_codecs(
     numel: str | None = option(
-        "N", "Compress a random vector of N normally distributed values. Default: 1M."
+        "N", "Compress a random vector of N normally distributed values. Default: 1M (one million)."
     ),
     task: str | None = option(
         None, "Compress a model update of this task instead of a random vector."
@@ -269,10 +270,13 @@ def bench_codecs(
     ),
     json: bool = flags.JSON,
     picture: Path | None = option(
-        "FILE", "Write an SVG chart of error against bits per parameter to this file."
+        "FILE", "Write an SVG chart of the codecs' error against bits per parameter to this file."
     ),
 ) -> None:
-    """Measure the speed, encoded size and error of codecs. Times are compared with the time to copy the vector."""
+    """Encode and decode a vector with codecs, and measure their speed, encoded size and error.
+
+    Times are compared with the time to copy the vector.
+    """
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
@@ -309,7 +313,8 @@ def bench_sim(
     """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
     Warm-up rounds are not measured. After each measured round, the PyTorch loops in --loops train as many clients as the round did. The
-    last line of output names the three most expensive parts of a round besides training. The run folder is deleted at the end.
+    last line of output names the three most expensive parts of a round besides training; the part named rest is the time outside of all
+    other parts. The run folder is deleted at the end.
     """
     from .bench_sim import bench
 
@@ -344,8 +349,8 @@ def start(
 ) -> None:
     """Start the server of a run, wait until --clients clients have connected, and run the rounds with them.
 
-    Clients connect to one port, with TLS and the keys of fedcomp keys init unless --insecure is given. Options of a run mean the same as in
-    fedcomp sim.
+    Clients connect to one port, with TLS and the keys that fedcomp keys init creates. With --insecure, they connect without TLS and keys.
+    Options such as --rounds and --uplink have the same meaning as in fedcomp sim.
     """
     config = flags.run_config(run_flags)
     port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}

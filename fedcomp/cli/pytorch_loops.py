@@ -31,8 +31,8 @@ def usual_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return a training loop as in common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    The DataLoader draws the batches, and `plans` determines only the number of batches. If the task has a `train_fn`, the loop calls this
-    function instead of local steps. The loop returns the clients' updates.
+    `shards` contains the indices of each client's examples. The DataLoader draws the batches, so only the number of batches in `plans` is
+    used. If the task has a `train_fn`, the loop calls this function in place of local steps. The loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
@@ -65,7 +65,8 @@ def lean_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return a training loop with little overhead: one model that stays on the device, examples selected by index, and a torch optimizer.
 
-    If the task has a `train_fn`, the loop calls this function instead of local steps. The loop returns the clients' updates.
+    `shards` contains the indices of each client's examples. If the task has a `train_fn`, the loop calls this function in place of local
+    steps. The loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -161,7 +162,7 @@ def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.Optimizer:
-    """Return a client's optimizer, which clips gradients (option clip) and adds the proximal term of FedProx (option proximal)."""
+    """Return a client's optimizer. It clips gradients if `clip` is set, and adds the proximal term of FedProx if `proximal` is set."""
     if task.optimizer is not None:
         optimizer = task.optimizer(model.parameters())
     else:

@@ -14,25 +14,30 @@ CHECKOUT = Path(__file__).parents[2]
 
 def reproduce(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
+        None,
+        metavar="NAME",
+        help="Name of a reproduction. Without NAME, all reproductions are listed.",
+        show_default=False,
     ),
     full: bool = switch(
         "--full",
-        "Use the setting of the paper, or a similar one. This takes hours, preferably on a GPU.",
+        "Use the setting of the paper, or a similar one. This takes hours; a GPU is recommended.",
     ),
     seeds: int | None = option(
         "N",
-        "Number of seeds for each compared method. Default: set by the reproduction.",
+        "Number of runs with different seeds for each compared method. Default: set by the reproduction.",
         min=1,
         max=1000,
     ),
     data: Path | None = DATA,
     out: Path | None = option(
         "DIR",
-        "Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
+        "Folder in which the run folders are created. Default: runs/reproduce-NAME. Finished runs in it are not repeated.",
     ),
     device: Device = "auto",
-    write: bool = switch("--write", "Write the result to docs/reproductions.md of the checkout."),
+    write: bool = switch(
+        "--write", "Write the result to docs/reproductions.md in the source checkout."
+    ),
 ) -> None:
     """Test claims of papers: run the methods that a paper compares, and report whether the claim of the paper holds in fedcomp.
 

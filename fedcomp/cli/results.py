@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 FRONT = "*"
 FRONT_LEGEND = (
     "* on the Pareto front: no other row with the same task, partition, clients and attack is at least as accurate with fewer "
-    "bytes (up plus down), or more accurate with as many"
+    "bytes (up plus down), or more accurate without more bytes"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
-RATIO_TO_DENSE = "ratio: bytes of the uncompressed row (dense) divided by the bytes of this row, up plus down, over equally many rounds"
+RATIO_TO_DENSE = "ratio: bytes of the uncompressed row (dense), divided by the bytes of this row, up plus down, over equally many rounds"
 RATIO_TO_FLOAT32 = (
-    "ratio: bytes of the same messages in float32 divided by the bytes sent, up plus down"
+    "ratio: bytes of the same messages in float32, divided by the bytes sent, up plus down"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row of a table of results. Numbers are means over the seeds. Bytes and seconds count the rounds that a run has finished."""
+    """One row of a table of results: the runs that differ only in the seed. Numbers are means over these runs.
+
+    Bytes and seconds are totals of the rounds that a run has finished.
+    """
 
     label: str
     folders: tuple[str, ...]
@@ -40,11 +43,11 @@ class Result:
     downlink_bytes: float = 0.0
     ratio: float | None = None  # compression ratio: bytes without compression divided by bytes sent
     seconds: float = 0.0
-    # Rounds until the target accuracy, or None if a seed never reached the target.
+    # Rounds until the target accuracy is reached. None if there is no target, or if one of the runs never reached it.
     rounds_to_target: float | None = None
-    # Uplink plus downlink bytes until the target accuracy, or None if a seed never reached the target.
+    # Uplink plus downlink bytes until the target accuracy is reached, or None as in `rounds_to_target`.
     bytes_to_target: float | None = None
-    on_front: bool = False
+    on_front: bool = False  # whether the result is on the Pareto front
     note: str = ""  # why the run failed, diverged or is not finished
     # The options that define the learning problem. Results of different problems have separate Pareto fronts.
     problem: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Result:
 
     @property
     def rank(self) -> float:
-        """The accuracy, or the negative loss of a task without accuracy. The rank is −∞ if neither accuracy nor loss was measured."""
+        """The accuracy, or else the negative loss, or −∞ if neither was measured. A better result has a higher rank."""
         if self.accuracy is not None:
             return self.accuracy
         return -math.inf if self.loss is None else -self.loss
@@ -73,8 +76,9 @@ def results(
 ) -> list[Result]:
     """Return a result for each group of runs that differ only in the seed, and mark the results on the Pareto front.
 
-    Compression ratios are relative to the uncompressed (dense) group with otherwise equal options, or else to float32. `target` is an
-    accuracy in [0, 1]. `failed` maps the folder of each failed run to its error message.
+    A compression ratio is relative to the uncompressed (dense) group whose options are equal except for compression. If there is no such
+    group, the ratio is relative to the same messages in float32. `target` is an accuracy in [0, 1]. `failed` maps the folder of each failed
+    run to its error message.
     """
     from ..runs import baseline_of
 
@@ -84,7 +88,10 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each result is on the Pareto front of its learning problem. Failed, diverged and unfinished runs never are."""
+    """Return, for each result, whether it is on the Pareto front of its learning problem.
+
+    Results of failed, diverged or unfinished runs are never on the front.
+    """
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -105,7 +112,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
     against_dense = [line for line in ratios if line.baseline is not None]
     text = [FRONT_LEGEND] if len(lines) > 1 else []
     if against_dense:
-        others = "; if no such row exists, bytes of the same messages in float32 divided by the bytes sent"
+        others = "; for rows without such an uncompressed row, bytes of the same messages in float32, divided by the bytes sent"
         text.append(RATIO_TO_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
         text.append(RATIO_TO_FLOAT32)
@@ -113,7 +120,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the compression ratio of `runs`, and the label of the baseline that it compares with (see `Result.baseline`)."""
+    """Return the compression ratio of `runs`, and the label of the baseline to which the ratio is relative (see `Result.baseline`)."""
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
         return None, None
@@ -167,7 +174,7 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return why the first unsuccessful run failed, diverged or is not finished, or "" if all runs succeeded."""
+    """Return how the first unsuccessful run ended, such as "diverged: the loss is not finite", or "" if all runs succeeded."""
     for run in runs:
         if problem := _problem(run, failed.get(str(run.folder), "")):
             return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"

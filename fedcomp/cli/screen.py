@@ -17,7 +17,7 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-MAX_POINTS = 1024  # maximum number of points of a curve; more would be slow to draw
+MAX_POINTS = 1024  # maximum number of points of a curve; more points would be slow to draw
 MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first points of a curve do not move in each round
 # DOTS[column][row] is the bit that sets this dot in a Unicode braille character.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -69,7 +69,7 @@ def facts_panel(
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
-    """Return the rows of a table that is filled with `cells` column by column. Cells that need more than `max_rows` rows are left out."""
+    """Return the rows of a table that is filled with `cells` column by column. Cells beyond `columns` · `max_rows` are left out."""
     rows = min(-(-len(cells) // columns), max_rows)
     lines = [Text() for _ in range(rows)]
     for first in range(0, rows * columns, rows):
@@ -110,7 +110,10 @@ def curve(points: Sequence[tuple[int, float]], metric: str, width: int, height: 
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:
-    """Return round numbers as limits of an axis with all `values`, and the number of decimals of the limits as percentages."""
+    """Return the limits of an axis that contains all `values`, and the number of decimals if the limits are shown as percentages.
+
+    The limits are multiples of a step such as 0.1, 0.2 or 0.5.
+    """
     low, high = min(values), max(values)
     raw = max((high - low) / 10, 0.001)
     power = 10.0 ** math.floor(math.log10(raw))

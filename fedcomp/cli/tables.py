@@ -18,10 +18,11 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, with `title` above and `legend` below it.
 
-    Columns in `left` are aligned to the left, others to the right. `styles` are the rich styles of the rows. The cells of the columns in
-    `below` are printed as text below the first cell of their row.
+    `head` contains the titles of the columns. Columns in `left` are aligned to the left, others to the right. `styles` contains a style of
+    the package rich for each row. The cells of the columns in `below` are printed as text below the first cell of their row.
 
-    If standard output is not a terminal, it gets only the rows as tab-separated lines, and `title` and `legend` go to standard error.
+    If standard output is not a terminal, `head` and the rows are printed there as tab-separated lines, and `title` and `legend` on standard
+    error.
     """
     if not sys.stdout.isatty():
         if title:

@@ -23,7 +23,7 @@ from ..tasks import OBJECT, Task
 from .displays import open_display
 
 LIST_OPTIONS = {"device", "bandwidths"}  # options that accept a list of values
-# Each run seeds the global generators of torch and numpy, which all threads share, so runs must not overlap.
+# Each run seeds the global random generators of torch and numpy. All threads share these generators, so runs must not overlap.
 _RUN_LOCK = RLock()
 
 
@@ -49,14 +49,14 @@ def simulate(
 
     `options` are the fields of RunConfig, which are also the options of `fedcomp sim`: `local_steps` is `--local-steps`. The value of an
     option is a Python object (number, codec, Path, torch.device), or a string as on the command line, such as "1/400". None means the
-    default, or the value of the resumed run. With a Task, `optimizer` may also be a function, like `Task.optimizer`. Without `out`, the run
-    folder is a new folder in `runs`.
+    default, or the value of the resumed run. If `task` is a Task, `optimizer` may also be a function that returns a torch optimizer for a
+    model's parameters, as `Task.optimizer` does. Without `out`, the run folder is a new folder in `runs`.
 
     `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
 
     The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
-    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and other
-    subclasses of FedcompError if the run fails. The message of a KeyboardInterrupt says how to continue the run.
+    seeds the global random generators of torch and numpy. Raises UserError for invalid options, and for a new run whose folder `out` is not
+    empty. Raises other subclasses of FedcompError if the run fails. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(task) and not isinstance(task, Task):
         raise ConfigError("task is a function; give the Task that it returns, or path/file.py:name")
@@ -98,7 +98,7 @@ def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Convert an option's value to the type of its RunConfig field. RunConfig refuses values that have another type."""
+    """Convert an option's value to the type of its RunConfig field. Return a value of another type as it is; RunConfig refuses it."""
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(

@@ -30,7 +30,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays. It records the progress of a run, but shows nothing."""
+    """Base class of the displays for `simulate`. It records the progress of a run, but shows nothing."""
 
     _has_rejections = False
 
@@ -67,7 +67,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A display that prints up to ten lines of progress per run to `stream`, by default standard error."""
+    """A display that prints at most ten lines of progress per run, and warnings, to `stream`. The default is standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -134,8 +134,8 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows progress and a curve of accuracy or loss in a notebook.
 
-    `display` is called like `IPython.display.display`, as `display(bundle, raw=True, display_id=True)`, and must return a handle to update
-    the output. `bundle` maps the MIME types text/html and text/plain to text.
+    `display` is a function such as `IPython.display.display`. It is called as `display(bundle, raw=True, display_id=True)`, and must return
+    a handle with which the output can be updated. `bundle` maps the MIME types text/html and text/plain to text.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
@@ -238,7 +238,10 @@ class NotebookDisplay(ProgressDisplay):
 
 @contextmanager
 def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
-    """Open the display that `progress` chooses. Yield the callback to pass to the run, and the display. Raises ConfigError."""
+    """Open the display that `progress`, an argument of `simulate`, chooses. Yield the callback to pass to the run, and the display.
+
+    Raises ConfigError if `progress` has another type.
+    """
     if progress is None or progress is True:
         progress = default_display()
     if progress is False:

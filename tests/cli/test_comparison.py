@@ -247,7 +247,7 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
     [
         (
             [*FOUR, "--out", "{out}"],
-            "--out {out} exists; give another name, or --resume to continue the comparison in it",
+            "--out {out} exists and is not empty; give another name, or --resume to continue the comparison in it",
         ),
         (
             [*FOUR, "--seed", "2", "--out", "{out}", "--resume"],
@@ -259,7 +259,7 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
         ),
         (
             [*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
-            "the run in {out}/stc-10pct_seed-0 has finished 3 rounds; give --rounds 3 or more",
+            "the run in {out}/stc-10pct_seed-0 has finished 3 rounds, but --rounds is 2; give --rounds 3 or more",
         ),
         (
             [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
@@ -276,8 +276,8 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
         ),
         (
             [*FOUR, "--log-json", "x"],
-            "--log-json applies to a single run, but the options define several runs; leave it out: metrics.jsonl in each run "
-            "folder contains all rounds",
+            "--log-json applies to a single run, but the options define several runs; leave --log-json out, because metrics.jsonl in "
+            "each run folder contains all rounds",
         ),
         (
             [*FOUR, "--side-by-side", "none"],

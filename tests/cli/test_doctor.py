@@ -164,7 +164,7 @@ def test_the_checked_disk_is_that_of_the_run_folders(tmp_path, monkeypatch):
     assert doctor.disk(Path("runs")).state == "failed"
     monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 10**18)
     assert re.fullmatch(
-        r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere",
+        r"✗ disk  only \S+ .?B free in .*; make 1.00 EB of space free, or give --out on another disk",
         doctor.disk(Path("elsewhere")).line(4),
     )
 

@@ -172,7 +172,8 @@ def test_renew_gives_a_client_a_new_key(folder):
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
         output
-        == f"Client 1 has a new key, valid until {until}; copy {folder}/clients/1.toml to its device. Its old key is refused.\n"
+        == f"Client 1 has a new key, valid until {until}; copy {folder}/clients/1.toml to the machine of client 1. "
+        "The old key is no longer accepted.\n"
     )
     assert read_registry(folder).find(before.key_hash).client is None
 
@@ -396,7 +397,8 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     before = relay(with_relay)
     output = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
     assert re.fullmatch(
-        r"Relay 0 has a new key, valid until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to its device\. Its old key is refused\.\n",
+        r"Relay 0 has a new key, valid until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to the machine of relay 0\. "
+        r"The old key is no longer accepted\.\n",
         output,
     )
     after = relay(with_relay)

@@ -242,8 +242,8 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
             ["sim", "--local-steps", "3", "--local-epochs", "2"],
             "--local-steps and --local-epochs exclude each other; give one of them",
         ),
-        (["init", "a b.txt"], "'a b.txt' is not a printable name that ends in .py"),
-        (["init", "a\nb.py"], "'a b.py' is not a printable name that ends in .py"),
+        (["init", "a b.txt"], "'a b.txt' does not end in .py or is not printable"),
+        (["init", "a\nb.py"], "'a b.py' does not end in .py or is not printable"),
         (
             ["sim", "--config", "absent.toml"],
             "--config absent.toml: No such file or directory; give a TOML file that can be read",

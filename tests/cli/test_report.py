@@ -192,9 +192,9 @@ def test_each_partition_has_a_front_and_all_charts_share_a_legend(run):
     assert [len(chart.findall("*[@class='front']")) for chart in (iid, skewed)] == [1, 1]
     assert len(drawn) == 2 + 2 * 4, "each partition must have four charts of curves"
     assert verdict(text).splitlines() == [
-        "partition iid: sign reaches 61.0 ± 1.0 % with 4.00 kB, 250 times less than float32 both ways; identity is the most "
+        "partition iid: sign reaches 61.0 ± 1.0 % with 4.00 kB, 250 times less than in float32; identity is the most "
         "accurate at 91.0 ± 1.0 % with 400 kB.",
-        "partition classes:2: sign is the most accurate at 51.0 ± 1.0 % with 5.00 kB, 200 times less than float32 both ways, "
+        "partition classes:2: sign is the most accurate at 51.0 ± 1.0 % with 5.00 kB, 200 times less than in float32, "
         "the fewest bytes of all.",
     ]
 
@@ -209,7 +209,7 @@ def test_runs_with_different_partitions_are_drawn_together_without_a_front(run):
 def test_a_single_run_has_a_verdict_and_curves(run):
     text = page(like(run, 0.8, 4000), target=0.4)
     assert verdict(text) == (
-        "The run reaches 80.0 % in 4 rounds with 4.00 kB, 250 times less than float32 both ways. "
+        "The run reaches 80.0 % in 4 rounds with 4.00 kB, 250 times less than in float32. "
         "It reaches 40 % in 2 rounds with 2.00 kB."
     )
     assert legend(text) == [] and len(charts(text)) == 4
@@ -228,12 +228,12 @@ def test_the_verdict_prefers_the_cheapest_line_close_to_the_best(run):
     ]
     failed = {str(runs[-1].folder): "no memory left"}
     assert verdict(page(*runs, failed=failed)) == (
-        "stc reaches 88.1 % with 900 kB, 1.11 times less than float32 both ways; topk is the most accurate at 91.1 % with "
+        "stc reaches 88.1 % with 900 kB, 1.11 times less than in float32; topk is the most accurate at 91.1 % with "
         "5.00 MB. identity: failed."
     )
     assert verdict(page(*runs[:3], target=0.65)) == (
         "stc reaches 65 % with the fewest bytes, 675 kB in 3 rounds, and 1 of 3 configurations never reached it; topk is the most "
-        "accurate at 91.1 % with 5.00 MB, 5.00 times more than float32 both ways."
+        "accurate at 91.1 % with 5.00 MB, 5.00 times more than in float32."
     )
     assert verdict(page(*runs[:2], target=0.95)).startswith(
         "No configuration reaches 95 %; topk is the"
@@ -273,7 +273,7 @@ def test_a_task_without_accuracy_is_judged_by_its_loss(run):
 
 def test_unfinished_failed_and_diverged_runs_are_reported(run):
     unfinished = like(run, 0.8, 4000, over=False)
-    assert verdict(page(unfinished)).endswith("than float32 both ways. Not finished.")
+    assert verdict(page(unfinished)).endswith("than in float32. Not finished.")
     nothing = page(replace(unfinished, records=()))
     assert verdict(nothing) == "No round is done yet. Not finished." and not charts(nothing)
     diverged = like(run, 0.1, 4000, loss=1e307, lr=2.0)

@@ -31,7 +31,10 @@ def test_the_most_frequent_reasons_of_a_round_are_listed(fake_run):
     lines = rejections(record)
     assert len(lines) == 9
     assert lines[0] == "round 2: clients 0, 40 rejected at reply: noise 0"
-    assert lines[-1] == "round 2: 44 more rejected, for 32 reasons; metrics.jsonl lists them"
+    assert (
+        lines[-1]
+        == "round 2: 44 more clients rejected, for 32 other reasons; metrics.jsonl lists them"
+    )
     assert (
         len(rejections(rejected(record, *((client, f"noise {client}") for client in range(9)))))
         == 9
@@ -102,7 +105,10 @@ def test_suspected_clients_are_ordered_by_suspicion(fake_run, capsys):
     plain = LineDisplay()
     plain.on_run_start(run.header)
     plain.on_round_end(record)
-    assert "votes against a large majority: client 3 92 %, client 1 50 %" in capsys.readouterr().out
+    assert (
+        "votes that contradicted a large majority: client 3 92 %, client 1 50 %"
+        in capsys.readouterr().out
+    )
     dashboard = Dashboard()
     dashboard.on_run_start(run.header)
     dashboard.on_round_end(record)

@@ -57,8 +57,8 @@ def test_frozen_and_killed_clients_miss_one_deadline_and_full_disks_are_reported
         limit_files(clients[1], (tmp_path / "state1" / "state.bin").stat().st_size // 2)
         assert clients[1].end() == 2
         why = (
-            r"--state-dir state1 cannot be written \(File too large\); the previous state is intact: "
-            "free disk space, and start the client again"
+            r"--state-dir state1 cannot be written \(File too large\); "
+            "free disk space, and start the client again, which continues from its previous state"
         )
         assert ended_with(clients[1], why)
         unsaved = "--state-dir state1 cannot be written"

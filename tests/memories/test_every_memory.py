@@ -291,7 +291,7 @@ def test_an_empty_vector_can_be_proposed(name):
         ("residual@layer", "a memory has no scope"),
         (
             "none+residual",
-            "a memory has no scope and no second part; leave out '@' and '+', and name one memory",
+            "a memory has no scope (@…) and no second part (+…); leave out '@' and '+', and name one memory",
         ),
     ],
 )

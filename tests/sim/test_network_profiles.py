@@ -102,7 +102,7 @@ def test_a_spec_sets_the_options_of_a_network():
         ("uniform:absent=95%", "absent is 0.95; give 0 to 0.9"),
         ("uniform:stretch=1s", "stretch is 1; give 5 to 1e"),
         ("uniform:factor=0.5", "factor is 0.5; give 1 to"),
-        ("mobile+fixed", r"no second part; leave out '@' and '\+', and name one network"),
+        ("mobile+fixed", r"no second part \(\+…\); leave out '@' and '\+', and name one network"),
         ("mobile@layer", "a network has no scope"),
     ],
 )

@@ -235,14 +235,14 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             10,
             SpecError,
-            r"a partition has no scope and no second part; leave out '@' and '\+', and name one partition",
+            r"a partition has no scope \(@…\) and no second part \(\+…\); leave out '@' and '\+', and name one partition",
         ),
         (
             "classes:2@layer",
             DATA,
             10,
             SpecError,
-            r"a partition has no scope and no second part; leave out '@' and '\+', and name one partition",
+            r"a partition has no scope \(@…\) and no second part \(\+…\); leave out '@' and '\+', and name one partition",
         ),
         (
             "classes:0",

@@ -41,7 +41,7 @@ def has_alternatives(values: Mapping[str, Any]) -> bool:
 
 
 def compares_compression(values: Mapping[str, Any]) -> bool:
-    """Return whether a compression option has several values, or several strategies are given and one of them compresses."""
+    """Return whether a compression option has several values, or whether several strategies are given and one of them always compresses."""
     strategies = values.get("strategy")
     names = map(strategy_name, strategies) if isinstance(strategies, list) else ()
     differ = any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS)
@@ -51,8 +51,9 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
     """Return an alternative for each combination of option values. An option in `values` has one value or a list of values.
 
-    The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, the
-    alternatives are followed by their dense (uncompressed) baselines that are not among them. Raises ConfigError for invalid options.
+    The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, the dense
+    (uncompressed) baselines of the alternatives follow, except for baselines that are alternatives already. Raises ConfigError for invalid
+    options.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -80,14 +81,14 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return the error of an alternative that cannot run. `name` is empty if the command has only one run."""
+    """Return the error for an alternative that cannot run. `name` is the alternative's name, or "" if the command has only one run."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to names that repeat except for case."""
+    """Shorten names to MAX_NAME_LENGTH characters. Append a number to a name that equals an earlier name, up to case."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")

@@ -35,9 +35,11 @@ REFUSED_OPTIONS = {
 
 
 class Comparison:
-    """The alternatives of one command. `side_by_side` is the value of --side-by-side.
+    """A comparison of the alternatives of one command.
 
-    Raises UserError for invalid options, before anything is written.
+    `side_by_side` is the value of --side-by-side, `target` the target accuracy in [0, 1], and `baseline` the value of --baseline, or None
+    to add dense runs only if the alternatives differ in their compression. Raises UserError for invalid options, before anything is
+    written.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Comparison:
         for name, advice in REFUSED_OPTIONS.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
-                    f"{flag(name)} applies to a single run, but the options define several runs; leave it out: {advice}"
+                    f"{flag(name)} applies to a single run, but the options define several runs; leave {flag(name)} out, because {advice}"
                 )
         self.values, self.display = values, display
         self.processes = _processes(side_by_side)
@@ -64,7 +66,10 @@ class Comparison:
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
-        """Run the alternatives that are not finished. Then compare all alternatives, and return their results."""
+        """Run the alternatives that are not finished. Then compare all alternatives.
+
+        Return their results, one for each group of runs that differ only in the seed.
+        """
         unfinished = [each for each in self.all if each.name not in self.finished]
         workers = max(1, min(self.processes or cores(), len(unfinished)))
         with closing(self.folder), WorkerPool(workers) as pool:
@@ -89,7 +94,10 @@ class Comparison:
             return self._compare(parallel_runs)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Check the options of the unfinished alternatives, and return the results of `check`. Raises FedcompError for invalid options."""
+        """Check the options of the unfinished alternatives. Return the result of `worker_pool.check` for each of them.
+
+        Raises FedcompError for invalid options.
+        """
         checks: dict[int, dict[str, Any]] = {}
         values = map(self.folder.run_options, unfinished)
         for i, message in pool.run([{"action": "check", "values": each} for each in values]):
@@ -166,7 +174,7 @@ def _processes(text: str) -> int:
 
 
 def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> Facts:
-    """Return labels and values that describe all alternatives: shared options, and each model size, device and engine."""
+    """Return pairs (label, value) that describe all alternatives: shared options, model sizes, devices and engines."""
     options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
     facts = [(k, str(v)) for k, v in options.items() if v is not None and not isinstance(v, list)]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
@@ -187,8 +195,8 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
     """Return the table of results for a terminal of `width` characters. Long names are wrapped, but numbers are never cut off.
 
-    The column of rounds is left out if all runs have the same number of rounds. If the table is too wide, OPTIONAL_COLUMNS are left out
-    first, then other columns from right to left.
+    The column of rounds is left out if all runs have the same number of rounds. If the table is too wide, columns are left out: first
+    OPTIONAL_COLUMNS, then the remaining columns from right to left.
     """
     rows = _rows(lines, target)
     titles = {name: name.replace(" to ", "\nto ") for name in rows[0]}

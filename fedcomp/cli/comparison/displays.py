@@ -22,7 +22,7 @@ WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
 CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
-# Widths in characters: minimum widths of names and curves, and the width of all other columns.
+# Widths in characters: minimum width of the column of names, minimum width of a curve, and width of all other columns together.
 MIN_NAME, MIN_CURVE, OTHER_COLUMNS = 12, 20, 38
 
 
@@ -33,7 +33,7 @@ class AlternativeProgress:
     name: str
     rounds: int  # number of rounds of the whole run
     state: str = WAITING
-    round: int = 0
+    round: int = 0  # number of the last finished round
     totals: Totals = field(default_factory=Totals)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
     last: RoundRecord | None = None  # record of the last evaluated round
@@ -85,7 +85,7 @@ class ComparisonLines:
 
     @property
     def remaining_s(self) -> float | None:
-        """The estimated time in seconds until all alternatives are done, or None before the first round has finished."""
+        """The estimated time in seconds until all alternatives are done, or None if this command has not finished a round yet."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
         measured = done - self.earlier_rounds
@@ -95,14 +95,17 @@ class ComparisonLines:
         """Handle progress before the first run: `checked` of `total` alternatives have been found valid."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        """Handle the start of the first run in the comparison folder `out`. `facts` describe all alternatives."""
+        """Handle the start of the first run in the comparison folder `out`.
+
+        `facts`: pairs (label, value) that describe all alternatives. `all`: the progress of each alternative, which `on_message` updates.
+        """
         self.out, self.all, self.start_s = out, all, self.clock()
         self.earlier_rounds = sum(progress.round for progress in all)
         for label, value in (*facts, ("folder", out)):
             print(f"{label:<14}{value}", flush=True)
 
     def on_message(self, index: int, message: dict[str, Any]) -> None:
-        """Handle a message from a worker process about the alternative number `index`."""
+        """Handle a message from a worker process about the alternative `self.all[index]`."""
         progress = self.all[index]
         if "started" in message:
             progress.state = RUNNING
@@ -137,7 +140,7 @@ class ComparisonLines:
 
 
 class ComparisonView(ComparisonLines):
-    """A live table of the alternatives on a terminal. Shared options, warnings and failures are printed above the table.
+    """A live table of the alternatives on a terminal. The options that all share, warnings and failures are printed above the table.
 
     If the context ends with an error, the table is printed, so that it stays visible.
     """
@@ -189,7 +192,10 @@ class ComparisonView(ComparisonLines):
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each alternative. If not all lines fit, running alternatives come first, and the last line counts the rest."""
+        """Return the titles and a line for each alternative. If there are too many, running alternatives have priority.
+
+        In this case, the last line counts the alternatives without a line.
+        """
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]

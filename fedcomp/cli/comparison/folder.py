@@ -1,6 +1,7 @@
 """The folder of a comparison.
 
-alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains values that fedcomp chose
+alternatives.toml   the options, where an option with several values has a list, as in a --config file; the table [resolved] contains
+                    values that fedcomp chose, such as the number of threads
 NAME/               the run folder of the alternative NAME
 comparison.json     the table of results as JSON
 report.html         the report on all runs
@@ -41,7 +42,7 @@ NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alter
 class ComparisonFolder(OutFolder):
     """The folder of one comparison.
 
-    Raises RunFolderError, before anything is written, if a comparison is resumed with options that differ from the stored ones.
+    Raises RunFolderError, before anything is written, if a comparison is resumed with other values of options that must not change.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -75,7 +76,7 @@ class ComparisonFolder(OutFolder):
     def run_options(self, alternative: Alternative) -> dict[str, Any]:
         """Return the options of an alternative's run, including "out" and "resume". Without --out, "out" is None until `open()` is called.
 
-        The options of a resumed run include the defaults that the strategy chose at its start.
+        The options of a resumed run include the defaults that the strategy set when the run was first started.
         """
         folder = self.path / alternative.name
         values = {name: value for name, value in alternative.options.items() if value is not None}
@@ -91,7 +92,7 @@ class ComparisonFolder(OutFolder):
         return None if target is None else parse_accuracy(str(target))
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether an alternative has finished its rounds. Raises RunFolderError if it has finished more rounds than --rounds."""
+        """Return whether an alternative has finished --rounds rounds. Raises RunFolderError if it has finished more rounds."""
         folder, rounds = self.path / alternative.name, alternative.config.rounds
         try:
             done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])
@@ -99,7 +100,7 @@ class ComparisonFolder(OutFolder):
             return False
         if done > rounds:
             raise RunFolderError(
-                f"the run in {folder} has finished {done} rounds; give --rounds {done} or more"
+                f"the run in {folder} has finished {done} rounds, but --rounds is {rounds}; give --rounds {done} or more"
             )
         return done == rounds
 
@@ -122,7 +123,9 @@ class ComparisonFolder(OutFolder):
     def write_comparison(self, values: Mapping[str, Any]) -> None:
         """Write comparison.json. Raises RunFolderError if the file cannot be written."""
         file, text = self.path / COMPARISON, json.dumps(values, indent=2) + "\n"
-        advice = "free disk space, then give --resume"
+        advice = (
+            "make the folder writable or free disk space, then repeat the command with --resume"
+        )
         with os_errors(RunFolderError, f"{file} cannot be written", advice):
             durable_files.replace(file, [text.encode()], 0o666)
 

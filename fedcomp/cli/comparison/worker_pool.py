@@ -1,8 +1,8 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends requests to check or execute a run. A worker replies with several messages, the last of which has the key `end`.
-Requests and messages are pickled dicts. A worker exits when the parent closes the connection. SIGINT interrupts the run of a worker, like
-Ctrl-C in `fedcomp sim`. If a worker crashes, other workers continue.
+The parent process sends requests to check or execute a run. A worker replies to a request with several messages, the last of which has the
+key `end`. Requests and messages are pickled dicts. A worker exits when the parent closes the connection. SIGINT interrupts the run of a
+worker, as Ctrl-C interrupts `fedcomp sim`. If a worker crashes, the other workers continue.
 """
 
 import contextlib
@@ -25,12 +25,14 @@ from ...callbacks import Callback, Header, RoundRecord
 from ...config import RunConfig
 from ...errors import FedcompError
 
+# Python program of a worker process. Its arguments are the file descriptor of the connection, and the entries of the parent's sys.path.
 PROGRAM = (
     "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.cli.comparison.worker_pool import main; main(int(channel))"
 )
-STOP_S = 30.0  # seconds that an interrupted worker has to finish its round
-LOG_TAIL = 1 << 16  # bytes at the end of a worker's output in which its last line is searched
+STOP_S = 30.0  # time after an interruption, in seconds, in which a worker may finish its round
+# Number of bytes at the end of the output of a worker that are read to find its last line.
+LOG_TAIL = 1 << 16
 Message = dict[str, Any]
 
 
@@ -59,7 +61,7 @@ class WorkerProcess:
             self.connection.send(request)
 
     def receive(self) -> Message:
-        """Wait for the next message of the worker. If the process has ended, return a message that says why."""
+        """Wait for the next message of the worker. If its process has ended, return a message that says why the process ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -85,7 +87,10 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` worker processes. On exit, the processes are killed, after Ctrl-C only if their rounds take longer than STOP_S."""
+    """A pool of `count` worker processes. On exit, the processes are killed.
+
+    After Ctrl-C, processes are killed only if they have not ended by themselves after STOP_S seconds.
+    """
 
     def __init__(self, count: int):
         self.count = count
@@ -178,7 +183,10 @@ def _execute(request: dict[str, Any], send: Send) -> None:
 
 
 def check(values: dict[str, Any]) -> dict[str, Any]:
-    """Check the options of a run, and return its resolved options (without run folder), engine, device and model size."""
+    """Check the options of a run. Return its engine, device, model size, and options with the values that fedcomp chose (`config`).
+
+    `config` has no run folder, so that it shows whether two runs have the same options.
+    """
     from ...sim.run import PreparedRun
 
     prepared = PreparedRun(RunConfig(**values), Callback())

@@ -14,8 +14,8 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. On an axis of bytes, only
-# the last value of each curve counts.
+# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit. On an axis of bytes, the
+# values in this rule are the last values of the curves.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # values of larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
@@ -43,7 +43,7 @@ class Panel:
 
     @property
     def comparable(self) -> bool:
-        """Whether the panel has several results, all of the same learning problem, so that their Pareto front is drawn."""
+        """Whether the panel has several results, and all are of one learning problem. Only then, the charts show a Pareto front."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
@@ -53,7 +53,7 @@ class Panel:
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return one panel per learning problem, or a single panel if no problem has several results."""
+    """Return one panel per learning problem, or a single panel if there is only one problem or no problem has several results."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
@@ -68,7 +68,7 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of the rounds of a run, which a chart shows along an axis."""
+    """A quantity that is measured in each round, such as accuracy or bytes, and that a chart shows along an axis."""
 
     label: str
     value: Callable[[RoundRecord], float | None]  # returns None if the quantity was not measured
@@ -164,7 +164,7 @@ def _final_point(entry: ReportEntry, panel: Panel) -> svg.Series | None:
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """Return the corners of the Pareto front as pairs (bytes, accuracy or loss), from left to right."""
+    """Return the corners of the Pareto front, drawn as a staircase, as pairs (bytes, accuracy or loss) from left to right."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
@@ -193,7 +193,10 @@ def _curves(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _curve(entry: ReportEntry, across: Quantity, up: Quantity, curves: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, up to the last round of the shortest run, or None if nothing was measured."""
+    """Return a curve of the mean and range over the seeds, up to the last round of the shortest run.
+
+    `curves` is the number of curves in the chart. Return None if nothing was measured.
+    """
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:

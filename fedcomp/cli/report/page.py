@@ -1,4 +1,4 @@
-"""Reports as self-contained HTML files without scripts, which `fedcomp report` writes, and each run when it ends."""
+"""Reports on runs, as self-contained HTML files without scripts. `fedcomp report` writes a report, and each run writes one when it ends."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the started runs of the comparison in `folder`, or `folder` itself if it contains no comparison."""
+    """Return the folders of the started runs of the comparison in `folder`, or only `folder` if it does not contain a comparison."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
     try:
         all = alternatives(read_toml(file, ALTERNATIVE_OPTIONS), baseline=True)
     except UserError as error:
-        advice = f"give the run folders in {folder} instead"
+        advice = f"give the run folders in {folder} in place of {folder}"
         raise RunFolderError(f"{file} cannot be read ({error}); {advice}") from error
     names = [each.name for each in all]
     if started := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
@@ -71,7 +71,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html to the folder of a run that has ended, unless the run wrote nothing. Errors are passed to `warn`."""
+    """Write report.html to the folder of a run that has ended, unless this folder contains no options. Errors are passed to `warn`."""
     if (folder / RUN_FILE).is_file():
         try:
             write(groups_of([load(folder)]), folder / REPORT, target)
@@ -119,7 +119,7 @@ def html(
 
 
 def _highlight(styles: int) -> str:
-    """Return CSS rules that fade all other lines while the mouse pointer is over a line or its name."""
+    """Return CSS rules for `styles` line styles. While the mouse pointer is over a line or its name, the rules fade all other lines."""
     rule = "body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
     return "".join(rule.format(i=i) for i in range(styles)) if styles > 1 else ""
 
@@ -217,8 +217,8 @@ def _results(rows: Sequence[ReportEntry], target: float | None) -> str:
 def _more_numbers(run: Run) -> dict[str, float | None]:
     """Return a run's values for the optional columns of the table of results, by column title.
 
-    The values are the ratio of float32 bytes to TCP payload at the server's port (only in deployments), the last values of the task's own
-    metrics and of the clients' metrics, and the simulated seconds (only with a virtual network).
+    The values are the ratio of float32 bytes to TCP payload at the server's port (only in deployments), the last values of the metrics that
+    the task defines or clients reported, and the duration on the virtual network in seconds (only with --network).
     """
     numbers: dict[str, float | None] = {}
     wire = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out) if n is not None]
@@ -245,7 +245,7 @@ def _mean_text(title: str, group: Group) -> str:
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return a table of the options that differ between runs, and a table of the other options and of values that fedcomp chose."""
+    """Return a table of the options that differ between groups, and a table of all other options and of the values that fedcomp chose."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}

@@ -71,7 +71,7 @@ class Axis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return about `count` round numbers as the values of the ticks."""
+        """Return the values of about `count` ticks: multiples of 1, 2 or 5 times a power of ten."""
         low, high = self.low, self.high
         if self.log:
             decades = range(math.ceil(low), math.floor(high) + 1)
@@ -107,7 +107,7 @@ class Series:
     """A data series of a chart: points and a line of the same style."""
 
     name: str
-    style: int
+    style: int  # number of the line style, which determines colour, dashes and marker
     points: Sequence[Point]
     line: Sequence[tuple[float, float]] = ()
     # (x, lowest value, highest value) for each x, drawn as an area, or as a vertical line if there is only one x.

@@ -7,13 +7,13 @@ from math import isfinite
 from ...formatting import decimal, human_bytes, three_digits
 from .charts import Panel, ReportEntry
 
-# Maximum difference of accuracy, or relative difference of loss, at which a result counts as close to the best result.
+# A result counts as close to the best result if its accuracy is at most 0.05 lower, or its loss at most 5 % higher.
 CLOSE = 0.05
 MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return a few sentences about each panel: results, recommendation and failures."""
+    """Return a text of a few sentences about the results of each panel: a recommendation, and failures."""
     sentences = []
     for panel in panels:
         entries = panel.entries
@@ -51,7 +51,7 @@ def _single(entry: ReportEntry, target: float | None) -> str:
 
 
 def _best(good: Sequence[ReportEntry]) -> tuple[ReportEntry, str]:
-    """Return the best result, and the first part of a sentence about it."""
+    """Return the best result, and the beginning of a sentence about it, such as "X is the most accurate at 91.1 % with"."""
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
     return best, f"{_name(best)} is the {most} at {_quality(best)} with"
@@ -89,7 +89,7 @@ def _cheapest_to(target: float, good: Sequence[ReportEntry]) -> str:
 
 
 def _range(good: Sequence[ReportEntry]) -> str:
-    """Return a sentence about the best and the worst result, without a recommendation, because their learning problems differ."""
+    """Return a sentence about the best and the worst result. It recommends none, because their learning problems differ."""
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
     if worst is best:
         return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}."
@@ -124,7 +124,7 @@ def _quality(entry: ReportEntry) -> str:
 
 def _cost(entry: ReportEntry) -> str:
     result, text = entry.result, _bytes(entry.result.sent_bytes)
-    dense = "float32 both ways" if result.baseline is None else "the uncompressed run"
+    dense = "in float32" if result.baseline is None else "the uncompressed run"
     if result.ratio is None or 0.95 < result.ratio < 1.05:
         return text
     factor, word = (result.ratio, "less") if result.ratio > 1 else (1 / result.ratio, "more")
