@@ -85,7 +85,8 @@ class Memory(ABC):
     def set_density(self, density: float) -> None:
         """Set the density of the codec: the fraction of the coordinates that it sends.
 
-        The density 0 restores the original density of the memory's codec. Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
+        The density 0 restores the original density of the memory's codec. Raises ConfigError if the codec has no option `density`, or if
+        error feedback would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
