@@ -2,8 +2,8 @@
 
 A symbol is the index 0..size-1 of one of `size` levels. Symbols are packed or entropy-coded (kernels/range_coder.py), whichever is shorter.
 Packed symbols are digits in base `size`: each 64-bit word contains as many digits as fit. The length of packed symbols depends only on
-their number and `size`. Shorter data is therefore entropy-coded. To save time, 2²⁰ or more symbols are combined before entropy coding: each
-group of w symbols becomes one symbol, where w is the largest number with size^w ≤ 256.
+their number and `size`, so the decoder knows that shorter data is entropy-coded. To save time, 2²⁰ or more symbols are combined before
+entropy coding: each group of w symbols becomes one symbol, where w is the largest number with size^w ≤ 256.
 
 Multiples are levels that are integers times a common unit.
 """

@@ -7,8 +7,9 @@ coordinate is x_i. The codec is unbiased, with the variance bound ω = 1/8 (theo
 
 Unlike in the paper, subnormal numbers are also rounded to powers of two. For this purpose, all values are first multiplied by 2^h, and the
 frame contains h. The exponent h is the largest integer of at most 23 for which all products x_i·2^h are in the range of float32. The
-smallest power is therefore 2^(−126 − h), for example 2^(−149) if all magnitudes are at most 2^104. Magnitudes below the smallest power are
-rounded to this power or to 0. A value that is rounded to 2^128, which float32 cannot represent, is decoded as the largest float32.
+products are rounded to powers from 2^(−126) to 2^128, or to 0. The decoder divides them by 2^h. The smallest decoded power is therefore
+2^(−126 − h), for example 2^(−149) if all magnitudes are at most 2^104. The result 2^128, which float32 cannot represent, is decoded as the
+largest float32.
 """
 
 from dataclasses import dataclass

@@ -45,9 +45,9 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    # s: number of levels above 0, the highest of which is the norm. More levels give longer frames and less noise.
+    # s: number of levels above 0, from u to s·u. More levels give longer frames and less noise.
     levels: int = 16
-    damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
+    damped: bool = False  # Divide decoded vectors by 1 + ω; error feedback needs this option
     # With `max`, the unit is u = max|x_i|/s instead of ‖x‖₂/s. This smaller unit reduces the quantization noise, but gives longer frames.
     norm: Literal["l2", "max"] = "l2"
     # `nearest` is deterministic and biased, and needs norm=max. Use `nearest` with error feedback or with the memory `laq`.

@@ -67,7 +67,7 @@ class RotatedCodec(Codec):
         return None
 
     def table(self, first_byte: int) -> np.ndarray:
-        """Return the float32 value of each code. Raises FrameError if no body begins with the byte `first_byte`."""
+        """Return the float32 value of each code. `first_byte`: the first byte of the body. Raises FrameError if it is invalid."""
         raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:

@@ -10,10 +10,10 @@ The hash h_r(i) selects the cell, and s_r(i) = ±1 is a random sign:
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
 The decoded vector contains the k estimates with the largest magnitudes; all other coordinates are 0. Hashes and signs are computed from the
-seed (kernels/count_sketch.py). All clients encode with the seed of the round, so that the server can add the cells of their tables, and not
-the estimates. With density 1 (k = n), the codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the
-median of all rows has at most 2·rows/(rows + 1) times this variance. The codec is contractive only for vectors in which a few coordinates
-have most of the norm ‖x‖. It therefore declares no contraction factor, and the memory `residual` refuses it. The strategies `fetchsgd` and
+seed (kernels/count_sketch.py). All clients encode with the seed of the round, so that the server can add their tables and decode only the
+sum. With density 1 (k = n), the codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of all
+rows has at most 2·rows/(rows + 1) times this variance. The codec is contractive only for vectors in which a few coordinates have most of
+the norm ‖x‖. It therefore declares no contraction factor, and the memory `residual` refuses it. The strategies `fetchsgd` and
 `sketched-sgd` have their own error feedback for sketches.
 
 With cells=int8, the cells of a frame are rounded stochastically to integer multiples of a unit 2^e, which does not change their expected

@@ -6,7 +6,7 @@ Suresh et al., "Distributed mean estimation with limited communication", ICML 20
 Let u = R·x be the rotated vector of d coordinates. It is quantized as C(u), where r is uniform in [0, 1), so that the codec is unbiased:
 
     C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋, where lo is the lowest level and s is the step;
-    for `srq` with k levels: lo = min u and s = (max u − min u)/(k − 1);
+    for `srq` with k levels (option `levels`): lo = min u and s = (max u − min u)/(k − 1);
     for `vlc`: lo = 0 and s = step·‖u‖/√d, where `step` is an option (√2 in the paper).
 
 For `srq` with k levels, theorems 2 and 3 of the paper give the variance bound ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². For `vlc`, the variance

@@ -2,9 +2,9 @@
 
 Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
 
-Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
-decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
-per layer; the scope @layer gives one scale per tensor.
+Coordinates are clipped to ±2.5 standard deviations (option `clip`). Let the scale s be the largest magnitude after clipping. A coordinate
+x_i is then decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper
+uses one scale per layer; the scope @layer gives one scale per tensor.
 
 Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale. Normally, each client has
 its own scale. The strategy `shared-scale` announces common scales under the name `scale`: one scale for the model, or one for each tensor

@@ -288,7 +288,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel] on the device (CPU or GPU) of the last update. None = a vector of zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device (CPU or GPU) of the last update. Zeros can be stored as None.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. By default, the
     decoded vector of an accepted frame is subtracted from `residual`. Subclasses in which an accepted frame changes other vectors override
@@ -365,6 +365,7 @@ class Counterpart(ABC):
     # Learning rate with which each client computed its update, divided by --lr. It differs from `rate` for an update of an earlier round.
     rates: Mapping[int, float] = {}
     # Whether the memory compares the norm of the model's change in a round (`squared_step` in `settle`) with the norms of client updates.
+    # If so, the server rejects optimizers whose steps have a norm that does not depend on the updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
@@ -419,7 +420,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. Raises ValueError or TypeError.
+        """Restore the state from a checkpoint. Raises ValueError or TypeError for an invalid entry.
 
         `vector` and `value`: functions that return an entry of the checkpoint by name.
         """

@@ -37,7 +37,7 @@ from ..kernels.sums import sum_squares
 from .base import Changes, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory
 
-THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
+THRESHOLD = "threshold"  # name of the announced part of the threshold, the sum over d
 NUMBER = struct.Struct("<d")
 # Initial value of `age`, larger than every `patience`, so that the first round is not skipped
 NEVER = 2**62
@@ -142,7 +142,7 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the announced threshold for skipping a round. Without an announcement, return −∞, so that no round is skipped."""
+    """Return the announced part of the threshold, or −∞ without an announcement, so that the round is not skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

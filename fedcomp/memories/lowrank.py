@@ -10,10 +10,10 @@ and 2. With the residual e and the update x, a client computes the following for
     M ← M − P̂ Q'ᵀ, if the update is accepted
 
 With the strategy `powersgd`, a round has two phases (exchanges of messages): clients send P in the phase "left", and Q' in the phase
-"right". Before the first phase, the server announces Q, which is the mean of the Q' that the clients sent in the previous round. Before the
-second phase, the server announces P̂, which it computes from the mean of the clients' P. The frame of the second phase also contains the
-values of all tensors that are not sent as factors. The accepted update is computed from this frame and P̂. With any other strategy, a
-client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the next Q.
+"right". Before the first phase, the server announces Q, which is the mean of the Q' that the clients sent in the previous round (random in
+the first round). Before the second phase, the server announces P̂, which it computes from the mean of the clients' P. The frame of the
+second phase also contains the values of all tensors that are not sent as factors. The accepted update is computed from this frame and P̂.
+With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence
