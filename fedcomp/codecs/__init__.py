@@ -1,4 +1,4 @@
-"""A codec compresses a vector into a frame (bytes), and decodes a frame into a vector. Most modules implement the codec of one paper."""
+"""A codec encodes a vector as a frame (bytes), and decodes a frame into a vector. Most modules of this package implement one paper."""
 
 from .. import spec
 from ..errors import SpecError
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Reserve the numeric `id` of a codec. Raise SpecError if the id is not from 1 to 255 or is taken by another codec."""
+    """Reserve the `id` of a codec, a number in its frames. Raise SpecError if it is not from 1 to 255, or belongs to another codec."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")
@@ -53,7 +53,9 @@ def codec(text: str) -> Codec:
         frame = codec.encode(x)  # x: a vector [numel]; frame: bytes
         decoded = codec.decode(frame, numel=x.numel())  # float32 [numel]
 
-    Raises SpecError for an unknown codec, option or scope, and for an option value that is out of range.
+    In a spec string, `+` joins a codec that selects coordinates and a codec that encodes their values. The scope after `@` is `layer` to
+    encode each tensor separately, or for example `chunk=4096` to encode every 4096 coordinates separately. Raises SpecError for an unknown
+    codec, option or scope, and for an option value that is out of range.
     """
     if not isinstance(text, str):
         raise SpecError(

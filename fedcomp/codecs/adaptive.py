@@ -4,22 +4,25 @@ Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information The
 distortion", IRE Transactions on Information Theory 1960. Stochastic rounding follows section 3 of Faghri et al., "Adaptive gradient
 quantization for data-parallel SGD", NeurIPS 2020.
 
-With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
+With rounding=nearest, every value is rounded to the nearest level. The values are divided into groups, and each level is the mean of a
+group. The option `placement` determines the groups.
 
-With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The smallest
-value and the largest value are levels, and so is 0 if the vector has values of both signs. All remaining levels are placed to minimize the
-variance of the rounding error. The best position of a level between its neighbors a and c depends on the values v_1 ≤ v_2 ≤ … above a and
-up to c: the position is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, so that its expected value
+does not change. The smallest value and the largest value are levels, and so is 0 if the vector has values of both signs. All remaining
+levels are placed to keep the variance of the rounding error small. Let v_1 ≤ v_2 ≤ … be the values above a level a and up to a level c. For
+one level between a and c, the position with the smallest variance is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
-With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. For a large number of levels, these levels minimize the squared error (Panter and Dite, "Quantization distortion in pulse-count
-modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
-because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
-the levels of placement=quantiles and improves these levels iteratively.
+With placement=quantiles, the levels (or, with rounding=nearest, the boundaries between groups) are quantiles of a distribution whose
+density is proportional to the cube root of the density of the values. If there are many levels, this distribution minimizes the squared
+error (Panter and Dite, "Quantization distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951).
+The code raises the density to the power 5/16 instead of 1/3, because square roots, unlike cube roots, are computed with the same bits on
+every machine. With placement=lloyd, the levels of placement=quantiles are improved iteratively. With rounding=nearest, each iteration of
+Lloyd's algorithm replaces each level by the mean of the values that are nearest to it. With rounding=stochastic, each iteration moves each
+level to the position v_j.
 
 With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has no larger squared error than
 rounding the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for
-TernGrad.
+the codec `terngrad`.
 """
 
 import math
@@ -106,7 +109,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Divide ascending values, which occur `counts` times, into `size` cells between quantiles. Return the index of each value's cell."""
+    """Divide ascending values into `size` cells between quantiles. Return the cell of each value. `counts`: how often each value occurs."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
@@ -115,7 +118,7 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: str) -> np.ndarray:
-    """Return at most `size` levels. Each level is the mean of the values that are rounded to it."""
+    """Return at most `size` levels for rounding to the nearest level. The arguments are those of `_quantiles`."""
     if values.size <= size:
         return values
     cells, sums = _quantiles(values, counts, size), counts * values
@@ -131,7 +134,7 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """Return at most `size` levels for which stochastic rounding has a small variance."""
+    """Return at most `size` levels for stochastic rounding. `values`, `counts`: see `_quantiles`; `ends`: smallest and largest value."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:

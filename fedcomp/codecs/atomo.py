@@ -9,20 +9,20 @@ A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
     pᵢ = min(1, λᵢ / τ) is the probability of drawing atom i, with τ such that Σ pᵢ equals the option `budget`.
 
-Of all probabilities with the sum `budget`, these probabilities minimize the variance of C(x). The variance is at most (k/budget − 1)‖x‖²,
-which is the variance for the equal probabilities pᵢ = budget/k.
+Of all probabilities with the sum `budget`, these pᵢ minimize the variance of C(x). The variance is at most (k/budget − 1)‖x‖², which would
+be the variance for the equal probabilities pᵢ = budget/k.
 
-With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, each
-coordinate of the vector is an atom.
+With atoms=singular, each matrix of the model is decomposed separately. Its atoms are the matrices u vᵀ for the left and right singular
+vectors u and v, and λᵢ are its singular values. With atoms=entries, each coordinate of the vector is an atom.
 
-The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here, atoms are drawn by systematic
+The paper draws every atom independently, so the number of drawn atoms varies around the budget. Here, atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
 uniform random number r in [0, 1). Because the atoms are orthogonal, C(x) has the same mean and variance as if the atoms were drawn
-independently. The number of atoms in a frame is the budget, rounded up or down.
+independently. The number of drawn atoms is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would otherwise exceed the range of
-float32. With atoms=singular, tensors with fewer than two dimensions are sent as values, and so are some matrices (codecs/matrices.py). The
-singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+float32. With atoms=singular, tensors with fewer than two dimensions are sent as float32 values, and so are some matrices
+(codecs/matrices.py). The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -46,9 +46,9 @@ from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
 ONE = 2**32  # The probability 1 in units of 2⁻³²
-# Singular values below this fraction of the largest one are treated as rounding errors.
+# Singular values below this fraction of the largest singular value are rounding errors, and are set to 0.
 NEGLIGIBLE = 2.0**-40
-# flags in the first byte of the body, for atoms=singular and atoms=entries
+# The first byte of the body contains one of these flags, for atoms=singular or atoms=entries.
 SINGULAR, ENTRIES = 0, 1
 
 
@@ -56,7 +56,8 @@ SINGULAR, ENTRIES = 0, 1
 class Atomo(MatrixCodec):
     """A codec that sends a random sample of a vector's atoms, scaled so that the decoded vector is unbiased."""
 
-    # Mean number of atoms that are sent for a matrix, or for the vector if atoms=entries. A value below 1 is a fraction of the atoms.
+    # Mean number of atoms that are sent for each matrix, or for the whole vector if atoms=entries. If it is below 1, it is a fraction of
+    # the number of atoms.
     budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
@@ -131,7 +132,7 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probability of drawing each atom that minimizes the variance, as int64 [k] in units of 2⁻³².
+    """Return the probabilities of drawing the atoms that minimize the variance, as int64 [k] in units of 2⁻³².
 
     `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k]. `budget`: the mean number of atoms to draw.
     """

@@ -1,9 +1,9 @@
 """The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame. A codec has no state.
 
-A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
-`_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
-checksums, the scopes @layer and @chunk (codecs/scopes.py), input checks, batches and accumulation. A batch of m vectors [n] is either a
-tensor [m, n] or a sequence of m tensors [n].
+A section is a part of a frame. It encodes the whole vector or, with the scope @layer, one tensor (codecs/frame.py). A subclass implements
+`_encode_row` or `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything
+else: frames, checksums, the scopes @layer and @chunk (codecs/scopes.py), input checks, batches and accumulation. A batch of m vectors of n
+elements is either a tensor [m, n] or a sequence of m tensors [n].
 """
 
 import itertools
@@ -37,21 +37,22 @@ class Context:
     """The round and phase in which a vector is encoded, and other values that codecs and memories (such as error feedback) need."""
 
     round: int = 0
-    phase: str = "train"
+    phase: str = "train"  # name of one exchange of messages between server and clients in the round
     # Names and shapes of the tensors in the encoded vector: all tensors of the model, or one tensor (@layer), or one chunk (@chunk).
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
-    # Sum of the local steps' gradients, and sum of the squared gradients. Both sums have the shape of the update.
+    # Sum of the gradients of the client's local steps, and sum of their elementwise squares. Both have the shape of the update or batch of
+    # updates that is encoded. None = the gradients were not recorded.
     moments: tuple[Tensor, Tensor] | None = None
     # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
-    rate: float = 1.0  # learning rate of the current round, divided by --lr
+    rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run (--lr)
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy with the moments of the update at `index` in a batch.
+        """Return a copy of a batch's context that has only the moments of the update `index`: [n] instead of [m, n].
 
-        If `index` is None, the copy has the moments of a batch with one update: [1, n] instead of [n].
+        If `index` is None, turn the moments [n] of one update into the moments [1, n] of a batch with one update.
         """
         if self.moments is None:
             return self
@@ -62,7 +63,7 @@ NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 # A batch is encoded in groups, to limit the memory for temporary arrays. A group is one large vector (`kernels.are_large`), or several
-# vectors with at most SLICE_ELEMENTS elements in total. Chunks are encoded in groups of about STACK_ELEMENTS elements.
+# vectors with at most SLICE_ELEMENTS elements in total. With @chunk, a group of chunks has about STACK_ELEMENTS elements.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -75,20 +76,22 @@ class Codec(ABC):
     source: ClassVar[str] = "–"  # author and year of the paper, for tables
     scope: ClassVar[int] = frame.MODEL
     chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N; 0 = no chunks
-    # Frames with the same seed can be merged: their sum is computed without decoding.
+    # Whether frames with the same seed can be added without decoding them (see `merge`)
     linear: ClassVar[bool] = False
-    seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame
-    # All clients encode with the same seed, the seed of the round, so that their frames can be added.
+    seeded: ClassVar[bool] = False  # Whether decoding needs the seed; if so, the frame contains it
+    # Whether all clients encode with the same seed, the seed of the round, so that their frames can be added
     shares_seed: ClassVar[bool] = False
-    portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device
-    lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
-    # The coordinate count of a section is always the size of its vector; decoding raises FrameError for any other count.
+    portable: ClassVar[bool] = True  # Whether CPUs and GPUs encode a vector as the same bytes
+    lossless: ClassVar[bool] = False  # Whether decoding restores every bit of a float32 vector
+    # Whether the coordinate count at the start of a section is always the size of the encoded vector. If so, decoding raises FrameError for
+    # any other count.
     whole: ClassVar[bool] = False
-    # Contraction factor δ and variance bound ω, if constant. Codecs with other factors or bounds override `contraction` or `variance`.
+    # Contraction factor δ and variance bound ω, if they do not depend on the options or the size of the vector. Otherwise, the codec
+    # overrides `contraction` or `variance`.
     delta: ClassVar[float | None] = None
     omega: ClassVar[float | None] = None
-    # (head, bits): a body has at most `head` bytes, plus `bits` bits per coordinate. None = the codec overrides `longest_section`, or the
-    # size has no bound.
+    # (head, bits): a section has, after the coordinate count, at most `head` bytes plus `bits` bits per coordinate. None = the codec
+    # overrides `longest_section`, or the size has no bound.
     body_size: ClassVar[tuple[int, int] | None] = None
 
     def __str__(self) -> str:
@@ -114,7 +117,7 @@ class Codec(ABC):
         return self.omega
 
     def longest_section(self, numel: int) -> int | None:
-        """Return the largest size in bytes of a section (coordinate count and body) for a vector [numel]; None = unbounded."""
+        """Return the largest size in bytes of a section, including its coordinate count, for a vector [numel]; None = unbounded."""
         if self.body_size is None:
             return None
         head, bits = self.body_size
@@ -169,7 +172,7 @@ class Codec(ABC):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         """Return a section that encodes the sum of the vectors in `sections`.
 
-        The coordinate counts of all these sections must be the sizes of their vectors, because `merge` reads the sizes from the counts.
+        A linear codec writes the size of the vector as the coordinate count, because `merge` reads the size from this count.
         """
         raise NotImplementedError("implement _merge_sections")
 
@@ -181,7 +184,8 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # If the server announced scales, each call encodes one chunk, because a codec looks up the chunk's scale by `context.section`.
+        # If the server announced a scale for each chunk, each call encodes only one chunk, because a codec looks up the scale by
+        # `context.section`.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stack_chunks(x, size, elements)))
 
@@ -211,10 +215,10 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> bytes:
-        """Encode a vector x [n] as a frame. The vector can be float32, float16 or bfloat16, on any device, and is not modified.
+        """Encode a vector x [n] as a frame. The vector can be float32, float16 or bfloat16, on the CPU or a GPU, and is not modified.
 
-        The same vector and seed always give the same bytes on one device, and on all devices if the codec is `portable`. Raises
-        NonFiniteError if x holds NaN or infinity; the message names the tensor if `layout` is given.
+        The same vector and seed always give the same bytes on the same CPU or GPU, and on all CPUs and GPUs if the codec is `portable`.
+        Raises NonFiniteError if x holds NaN or infinity; the message names the tensor if `layout` is given.
         """
         (result,) = self.encode_batch([x], [seed], layout=layout, context=context)
         return or_raise(result)
@@ -232,8 +236,8 @@ class Codec(ABC):
 
         A vector with NaN or infinity gives a NonFiniteError instead of a frame.
 
-        If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
-        for vector i is not finite, onto[i] is not changed.
+        If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded. In error feedback, onto[i] is the
+        residual. If the sum for vector i is not finite, onto[i] is not changed.
         """
         rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
@@ -264,7 +268,7 @@ class Codec(ABC):
             )
         opened: list[Update | FrameError | None] = [None] * len(frames)
         parts: list[list[tuple[slice, Update]]] = [[] for _ in frames]
-        # Sections that encode the same tensor in different frames are decoded together.
+        # For each tensor: the sections that encode it, each with the index and the seed of its frame. These sections are decoded together.
         columns: dict[Entry, list[tuple[int, Section, int]]] = {}
         model = Layout.flat(numel) if layout is None else layout
         for i, data in enumerate(frames):
@@ -320,7 +324,7 @@ class Codec(ABC):
     ) -> bytes:
         """Add frames of a linear codec without decoding them, and return a frame of the sum.
 
-        Raises FrameError unless all frames have the same vector size, scope and seed.
+        Raises FrameError unless all frames are valid and have the same vector size, scope and seed.
 
         By default, the size of the vector is read from the first frame. If senders are not trusted, give `numel` or `layout`, so that
         frames of any other size are rejected.
@@ -334,7 +338,7 @@ class Codec(ABC):
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
         expected = numel if layout is None else layout.numel
         fits = expected in (None, claimed)
-        require(fits, f"the frame is for a vector of {claimed} elements; expected {expected}")
+        require(fits, f"the first frame is for a vector of {claimed} elements; expected {expected}")
         numel, layout = claimed, layout or sizes
         opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
@@ -413,7 +417,8 @@ def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
 def stack_chunks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
     """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
-    Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is a separate tensor [1, n mod size].
+    Each returned tensor has at most `elements` elements, or one row if `size` is larger. If the last chunk is smaller than `size`, it is a
+    separate tensor [1, n mod size].
     """
     step, count = max(1, elements // size), x.numel() // size
     whole, rest = x[: count * size].reshape(count, size), x[count * size :]
@@ -495,9 +500,9 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector that is not finite. The vector is x, or onto + x if `onto` is given.
+    """Return the error for a vector that holds NaN or infinity: x, or the sum onto + x if `onto` is given.
 
-    The error message names the tensor and the first element that is NaN or infinite.
+    The error message names the tensor and the first element that is NaN or infinite. `what`: name of x in the message.
     """
     total = x.to(torch.float32) if onto is None else onto + x
     position = int((~total.isfinite()).nonzero()[0])

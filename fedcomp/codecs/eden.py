@@ -3,23 +3,23 @@
 Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021. Vargaftik et al., "EDEN: communication-efficient and robust
 distributed mean estimation for federated learning", ICML 2022.
 
-The decoded vector C(x) is computed as follows:
+A vector x of d coordinates is decoded as C(x):
 
     u = R·x, where R is a random rotation of d coordinates;
     q_i = the level nearest to u_i·√d/‖u‖, where the levels are optimal for a normal variable (Lloyd 1982, Max 1960);
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
-DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased. Its relative error E‖x − C(x)‖²/‖x‖² is, for large
-d, 0.571 with one bit, 0.133 with two bits, 0.036 with three bits and 0.0096 with four bits. Averaging the vectors of m clients divides the
-relative error by about m.
+DRIVE (the codec `drive`) is EDEN with one bit. If R is a uniformly random rotation, and without `damped`, the codec is unbiased. Its
+relative error E‖x − C(x)‖²/‖x‖² is, for large d, 0.571 with one bit, 0.133 with two bits, 0.036 with three bits and 0.0096 with four bits.
+Averaging the vectors of m clients divides the relative error by about m.
 
 The theorems of both papers assume a uniformly random rotation. Here, R is a randomized Hadamard rotation (kernels/hadamard.py) of blocks of
 d ≤ 2¹⁴ coordinates, and each block has its own scale. If a few coordinates of a block are much larger than all others, the rotated
-coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0). The codec
-therefore declares no variance bound.
+coordinates are far from normally distributed, and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0).
+The codec therefore declares no variance bound.
 
-With the option `damped`, the scale S minimizes the squared error, and the codec is contractive for every x, as error feedback requires. The
-contraction factor δ, averaged over the random signs of the rotation, is at least 0.5 (see DELTAS). The factor for one bit follows from
+With the option `damped`, the scale S minimizes the squared error. The codec is then contractive for every x, as error feedback requires.
+The contraction factor δ, averaged over the random signs of the rotation, is at least 0.5 (see DELTAS). The factor for one bit follows from
 Szarek's inequality (1976). The factors for two to four bits are proved in tests/codecs/test_eden.py.
 """
 
@@ -32,7 +32,8 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
-# Number of bits → optimal magnitudes of levels for a standard normal variable, as float32.
+# Bits per coordinate → magnitudes of the levels that are optimal for a standard normal variable, as float32. Each magnitude stands for two
+# levels, one positive and one negative.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),
@@ -40,7 +41,7 @@ MAGNITUDES = {
     4: (0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647)
     + (1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084),
 }
-# Number of bits → contraction factor δ with the option `damped`.
+# Bits per coordinate → contraction factor δ with the option `damped`.
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
@@ -61,7 +62,7 @@ class Eden(rotated.RotatedCodec):
 
     # Bits per coordinate. Each additional bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
-    # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
+    # Use the scale S with the smallest squared error, which makes the codec biased. Error feedback needs this option.
     damped: bool = False
     name = "eden"
     id = 19
@@ -98,7 +99,7 @@ class Drive(Eden):
     """A codec that sends the sign of every coordinate of the rotated vector."""
 
     bits: ClassVar[int] = 1
-    # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
+    # Use the scale S with the smallest squared error, which makes the codec biased. Error feedback needs this option.
     damped: bool = False
     name = "drive"
     id = 18

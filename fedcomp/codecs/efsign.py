@@ -2,14 +2,14 @@
 
 Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019, algorithm 1.
 
-The decoded vector and its squared error are, for a vector x of n coordinates:
+A vector x of n coordinates is decoded as C(x), with the following squared error:
 
     C(x) = ‖x‖₁/n · sign(x);
     ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
 The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here,
-sign(0) = 1, because a sign is one bit. If the scale ‖x‖₁/n is zero or a subnormal float32, at most the largest coordinate is sent
-(codecs/largest_coordinate.py).
+sign(0) = 1, because a sign is one bit. If the scale ‖x‖₁/n is a subnormal float32 or is rounded to zero, only the largest coordinate is
+sent (codecs/largest_coordinate.py). If x is zero, nothing is sent.
 """
 
 from collections.abc import Sequence

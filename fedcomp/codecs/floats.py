@@ -1,7 +1,7 @@
 """The encoding of values as float32 or float16. A flag in the frame gives the precision.
 
-Float16 values are scaled by one common power of two, so that large updates do not overflow and small updates do not become zero. The
-encoded values are v·2⁻ᵉ, and the exponent e is such that 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵.
+Float16 values are scaled by one common power of two, so that large updates do not overflow and small updates do not become zero. Instead of
+the values v, the values v·2⁻ᵉ are encoded, with the exponent e for which 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from .base import expect, require
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
-# Scaled values are clipped to the largest float16 below 2¹⁵, because a value that is rounded up to 2¹⁵ could be decoded as infinity.
+# Scaled values are clipped to the largest float16 below 2¹⁵. Otherwise, a scaled value could be rounded up to 2¹⁵ and decoded as 2¹⁵·2ᵉ,
+# which can exceed the range of float32.
 LARGEST_HALF = np.float32(32752)
 FP16_ERROR = 2.0**-21  # upper bound of the relative squared error ‖v − float16(v)‖²/‖v‖²
 

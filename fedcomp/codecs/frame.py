@@ -1,15 +1,16 @@
 """The frame: a header and one or more sections. docs/reference/frame-format.md specifies every byte.
 
-The scope in the header determines the sections:
+The header contains a number, the scope, which says what the sections encode:
 
     scope 0: one section for the whole vector
     scope 1 (@layer): one section for each tensor
     scope 2 (@chunk=N): one section for all chunks of N coordinates
 
-A section consists of a coordinate count and a body, whose format the codec defines. With scope 2, the chunk size N takes the place of the
-coordinate count. The size of the vector is not sent: the receiver knows it, and the checksum covers it. The checksum detects accidental
-damage; it does not authenticate the sender. A frame usually has 10 to 24 bytes besides the bodies. With scope 1, each section adds 2 to 8
-bytes.
+A section consists of a coordinate count and a body. The coordinate count is the number of encoded coordinates, such as k for top-k. The
+codec defines the format of the body. With scope 2, the section has the chunk size N instead of a coordinate count. The header does not
+contain the size of the vector, which the receiver must know. The checksum in the header includes this size, so it does not match if the
+receiver expects another size. The checksum detects accidental damage; it does not authenticate the sender. A frame usually has 10 to 24
+bytes besides the bodies. With scope 1, each section has 2 to 8 more bytes, for its length and its coordinate count.
 """
 
 import struct
@@ -27,16 +28,18 @@ MODEL, LAYER, CHUNK = 0, 1, 2
 SCOPES = {MODEL: "@model", LAYER: "@layer", CHUNK: "@chunk"}  # names in error messages
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # the factor in a decay frame (see `wrap_decay`)
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets of the scope and the sections in a frame
+# Offsets in bytes of the scope, and of the data after the checksum
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size
 
-# Codec ids of frames that no single codec writes: products, overwrite frames and decay frames.
+# Codec ids of frames that are not written by a single codec: products of two codecs (codecs/product.py), overwrite frames
+# (codecs/overwrite.py) and decay frames (`wrap_decay`).
 PRODUCT, OVERWRITE, DECAY = 100, 250, 251
 # Names of all registered codecs by id.
 NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
-    """The codec id of a product, which equals PRODUCT. The attribute `halves` contains the ids of the product's two codecs."""
+    """The codec id of a product of two codecs. It equals PRODUCT. The attribute `halves` contains the ids of the two codecs."""
 
     halves: bytes
 
@@ -49,7 +52,7 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-# Placeholder for the layout entry of a section that encodes a whole vector (scope 0 or 2).
+# Takes the place of a tensor's layout entry for a section that encodes a whole vector (scope 0 or 2)
 WHOLE = Entry("", (), -1)
 
 
@@ -79,7 +82,7 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Encode a section as three parts: its length, its coordinate count, and its body."""
+    """Encode a section as three parts: the number of bytes that follow, the coordinate count, and the body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
@@ -164,7 +167,7 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
 
 
 def in_tensor(error: FrameError, entry: Entry) -> FrameError:
-    """Return an error that also names the tensor, and advises giving the layout of the sender's model."""
+    """Return a copy of the error whose message also names the tensor, and advises giving the layout of the sender's model."""
     return FrameError(f"{error} (tensor '{entry.name}'; give the layout of the sender's model)")
 
 
@@ -187,7 +190,7 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Split `rest` into a section that begins with its length, and the remaining bytes. Raises FrameError."""
+    """Split `rest` into a section, whose length in bytes comes first, and the remaining bytes. Raises FrameError."""
     length, start = read_varint(rest)
     expect(length <= len(rest) - start, f"{name} ends too early")
     return read_section(rest[start : start + length], numel), rest[start + length :]
@@ -196,12 +199,12 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 def read_section(data: memoryview, numel: int) -> Section:
     """Parse the section of a vector [numel]: the coordinate count and the body.
 
-    Raises FrameError if the coordinate count is impossible.
+    Raises FrameError if the coordinate count is larger than numel, or is 0 although a body follows.
     """
     count, start = read_varint(data)
-    expect(count <= numel, f"the header claims {count} coordinates, but the vector has {numel}")
+    expect(count <= numel, f"{count} coordinates are encoded, but the vector has {numel}")
     fits = count > 0 or start == len(data)
-    expect(fits, "more bytes follow, although the coordinate count is 0")
+    expect(fits, "bytes follow the coordinate count, although it is 0")
     return Section(count, data[start:])
 
 
@@ -229,9 +232,10 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Return the vector size that a frame of a linear codec states, and a layout with one tensor per section.
+    """Return the sum of the coordinate counts in a frame of a linear codec, and a layout with one tensor per count.
 
-    `merge` calls this function before it validates the frame with `unseal`.
+    The sum is the size of the frame's vector. The frame can be invalid, because `Codec.merge` calls this function before `unseal`, which
+    checks the frame.
     """
     view = memoryview(data)
     expect(len(view) >= SECTIONS, f"{len(view)} bytes are too short for a frame")
@@ -262,7 +266,7 @@ def expect(condition: bool, message: str) -> None:
 
 
 def varint(value: int) -> bytes:
-    """Return a non-negative integer as LEB128."""
+    """Return a non-negative integer as LEB128: 7 bits per byte, the lowest first. The high bit of a byte is 1 if more bytes follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -299,14 +303,14 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
     """Split a broadcast frame of the server into the decay factor and the frame of the update.
 
-    The factor is 1 unless the broadcast is a decay frame. Raises FrameError.
+    If the broadcast is not a decay frame, return the factor 1 and the broadcast. Raises FrameError for an invalid decay frame.
     """
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)
     require(
         count == numel,
-        f"the broadcast is for a model of {count} weights, but this model has {numel}; server and client need the same model",
+        f"the broadcast is for a model of {count} weights, but the client's model has {numel}; server and client need the same model",
     )
     expect(len(body) >= FACTOR.size, "the weight decay factor is incomplete")
     (factor,) = FACTOR.unpack_from(body)

@@ -1,4 +1,4 @@
-"""Dense codecs: float32, float16 and bfloat16. The codec `identity` is the uncompressed baseline."""
+"""Codecs that send every coordinate as float32 (`identity`), float16 (`fp16`) or bfloat16 (`bf16`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class BFloat16(Codec):
     """A codec that sends every coordinate as bfloat16, rounded to nearest, ties to even.
 
     Values that would round to infinity become the largest finite bfloat16. Before rounding, the values are multiplied by 2^h, so that small
-    values do not become zero. The exponent h is the largest integer of at most 23 for which all products are in the range of float32.
+    values do not become zero. The frame contains h, the largest integer of at most 23 for which all products are in the range of float32.
     """
 
     name = "bf16"

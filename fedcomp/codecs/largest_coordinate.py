@@ -1,8 +1,9 @@
 """The encoding of only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
 A subnormal float32 has fewer than 24 bits of precision. If a codec sent a subnormal mean, the rounding error of the mean could be so large
-that the codec would not be contractive. Codecs that send means therefore send only the largest coordinate of such a vector, which gives the
-contraction factor δ = 1/n for any vector [n]. A section that contains only the largest coordinate has the coordinate count 1 instead of n.
+that the codec would not be contractive. The codecs `efsign` and `onebit`, which send means, therefore send only the largest coordinate of
+such a vector. This gives the contraction factor δ = 1/n for every vector of n coordinates. A section that contains only the largest
+coordinate has the coordinate count 1 instead of n.
 """
 
 import math
@@ -23,8 +24,8 @@ VALUE = struct.Struct("<f")
 def is_needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts. The mean of a single nonzero coordinate is exact,
-    even if it is subnormal.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts. For numel = 1, the mean is the magnitude of the
+    only coordinate. It is exact even if it is subnormal, so a codec can send it.
     """
     return bool(mean < MIN_NORMAL and (numel > 1 or mean == 0))
 
@@ -39,7 +40,7 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """Decode the result of `pack` into an update. Raises FrameError for any other section."""
+    """Decode the result of `pack` into an update. Raises FrameError for a section that `pack` does not return."""
     if section.count == 0:
         return Sparse.zero(numel)
     position, used = read_varint(memoryview(section.body))

@@ -1,9 +1,9 @@
-"""The encoding of coordinates that have one of a small number of levels.
+"""The encoding of coordinates that are quantized to a small number of levels.
 
 A symbol is the index 0..size-1 of one of `size` levels. Symbols are packed or entropy-coded (kernels/range_coder.py), whichever is shorter.
-The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base `size`: each 64-bit word contains as many
-digits as fit. Before 2²⁰ or more symbols are entropy-coded, each group of w symbols is combined into one symbol, where w is the largest
-number with size^w ≤ 256.
+Packed symbols are digits in base `size`: each 64-bit word contains as many digits as fit. The length of packed symbols depends only on
+their number and `size`, so the decoder knows that shorter data is entropy-coded. To save time, 2²⁰ or more symbols are combined before
+entropy coding: each group of w symbols becomes one symbol, where w is the largest number with size^w ≤ 256.
 
 Multiples are levels that are integers times a common unit.
 """
@@ -20,9 +20,10 @@ from .frame import Section, read_varint, varint
 from .update import Dense
 
 UNIT = struct.Struct("<f")
-LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
+# The largest and the smallest positive float32
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
-MIN_GROUPED = 1 << 20  # smallest number of symbols that are combined before entropy coding
+MIN_GROUPED = 1 << 20  # from this number on, symbols are combined before entropy coding
 GROUP = 256  # largest number of possible values of a combined symbol
 BYTE, WORD = np.dtype("u1"), np.dtype("<u8")
 
@@ -121,7 +122,7 @@ def open_multiples(section: Section) -> Dense:
 
 
 def max_multiples_bytes(numel: int, top: int) -> int:
-    """Return the largest size in bytes of a section from `pack_multiples`. `top`: largest magnitude of an integer."""
+    """Return the largest size in bytes of a section from `pack_multiples`. `top`: largest magnitude of a multiple of the unit."""
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 
 
@@ -149,7 +150,7 @@ def join(symbols: np.ndarray, size: int, width: int, dtype: np.dtype[Any]) -> np
 def split(integers: np.ndarray, size: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Split integers [m], a result of `join`, into symbols [m·width], including the padding.
 
-    Also return what remains of each integer [m]: 0, unless the integer has more than `width` digits.
+    Also return each integer without its lowest `width` digits, [m]: 0, unless the integer is too large for a result of `join`.
     """
     symbols = np.empty((integers.size, width), np.uint8 if size <= 256 else np.uint16)
     base = integers.dtype.type(size)

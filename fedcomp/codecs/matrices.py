@@ -2,11 +2,11 @@
 
 A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are all other dimensions,
 flattened. A matrix is decoded as left·rightᵀ, where `left` [rows, k] and `right` [columns, k] are its factors, and the columns of `left`
-have norm 1. The values of a matrix are sent instead of factors if the factors would not be smaller than the matrix, or if a number in a
-factor would exceed the range of float32. Tensors with fewer than two dimensions are always sent as values.
+have norm 1. The values of a matrix are sent instead of its factors if the factors would not be smaller, or if a number in a factor would
+exceed the range of float32. Tensors with fewer than two dimensions are always sent as values. Values and factors are sent as float32.
 
-The bytes of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed order, so the
-decoded bits are the same on every device.
+The bytes of a frame depend on the CPU or GPU of the encoder, because numerical libraries factorize differently. The decoder computes sums
+in a fixed order, so every machine decodes a frame to the same bits.
 """
 
 import itertools
@@ -31,9 +31,10 @@ from .update import Dense, Sections, Update
 FLOAT = np.dtype("<f4")
 # If no entry of a matrix has a magnitude above SMALLEST, the matrix is sent as values, because factors would be imprecise.
 SMALLEST = 2.0**-100
-# The first byte of a matrix is VALUES, or the number of columns of its factors, which is at most MAX_RANK.
+# The first byte of an encoded matrix is VALUES if its values are sent, and otherwise the number of columns of its factors, at most MAX_RANK
+# (0 for a zero matrix).
 VALUES, MAX_RANK = 255, 254
-CHUNK = 1 << 16  # number of elements computed at a time in a matrix product
+CHUNK = 1 << 16  # number of elements of left·rightᵀ that are computed at a time
 
 
 def shape_of(entry: Entry) -> tuple[int, int] | None:
@@ -81,7 +82,7 @@ class MatrixCodec(Codec):
     ) -> tuple[Tensor, Tensor] | None:
         """Factor a finite nonzero float64 matrix. Return float64 factors left [rows, k] and right [columns, k] with left · rightᵀ ≈ matrix.
 
-        Return None to send the matrix as values. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
+        Return None to send the matrix as values. `tensor`: index of the matrix in `context.layout`, which is 0 with @layer.
         """
 
     def needs_layout(self) -> bool:

@@ -5,10 +5,11 @@ Horváth et al., "Natural compression for distributed deep learning", 2019 (arXi
 A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the expected value of the decoded
 coordinate is x_i. The codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
-Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−126 − h), where h is the largest integer
-of at most 23 for which all values x_i·2^h are in the range of float32. If all magnitudes are at most 2^104, h is 23 and the smallest power
-is 2^(−149). Magnitudes below the smallest power are rounded to this power or to 0. The largest float32 replaces 2^128, which float32 cannot
-represent.
+Unlike in the paper, subnormal numbers are also rounded to powers of two. For this purpose, all values are first multiplied by 2^h, and the
+frame contains h. The exponent h is the largest integer of at most 23 for which all products x_i·2^h are in the range of float32. The
+products are rounded to powers from 2^(−126) to 2^128, or to 0. The decoder divides them by 2^h. The smallest decoded power is therefore
+2^(−126 − h), for example 2^(−149) if all magnitudes are at most 2^104. The result 2^128, which float32 cannot represent, is decoded as the
+largest float32.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ all other dimensions, flattened. Tensors of one dimension, and vectors without a
 quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
 (codecs/largest_coordinate.py).
 
-The contraction factor is δ = 1/n for vectors of n coordinates if all means are normal float32 numbers. If some means are subnormal, and
-thus less exact, the contraction factor is δ = 1/n².
+For vectors of n coordinates, the contraction factor is δ = 1/n if no mean is subnormal. If some means are subnormal, and thus less exact,
+it is δ = 1/n², which is therefore the declared factor.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    # for each column: does it have entries ≥ 0, and does it have negative entries?
+    # For each column: whether it has entries ≥ 0, and whether it has negative entries
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()

@@ -1,8 +1,8 @@
 """The overwrite frame contains current weights of the server's model. The server sends it to a client that missed several broadcasts.
 
-The frame of a codec contains an update, which the client adds to its weights. An overwrite frame contains the weights that changed since
-the client's version of the model, and their positions. The client replaces these weights, so that all its weights become bit-identical to
-the server's.
+A broadcast usually is the frame of a codec. It contains an update, which the client adds to its weights. An overwrite frame contains the
+current values and the positions of the weights that changed since the client's version of the model. The client replaces these weights. All
+its weights then have the same bits as the server's.
 """
 
 import numpy as np

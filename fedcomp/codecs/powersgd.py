@@ -9,15 +9,15 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
     Q ← Mᵀ P̂;
     C(M) = P̂ Qᵀ.
 
-The initial Q consists of independent normal numbers. With the memory `lowrank`, it is the Q of the last accepted update, if there is one;
-the memory passes it in `Context.announced`. Tensors that are not matrices are sent as values, and so are matrices that are not larger than
-their factors.
+The initial Q consists of independent normal random numbers. With the memory `lowrank`, the initial Q is the final Q of the client's last
+accepted update, if there is one. The memory passes this Q in `Context.announced`. Tensors with fewer than two dimensions are sent as
+values, and so are matrices that are not larger than their factors.
 
-The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at least
-rank·(rank + 1)/numel for a matrix with numel entries.
+The error M − C(M) is an orthogonal projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at
+least rank·(rank + 1)/numel for a matrix with numel entries.
 
-In the paper, the workers average P and then average Q. Here, each client sends both factors of its own matrix in one frame. The strategy in
-strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
+In the paper, the workers average P and then average Q. Here, each client sends both factors of its own matrix in one frame. The strategy
+`powersgd` (strategies/powersgd.py) implements the paper's algorithm with two exchanges of messages per round.
 """
 
 from collections.abc import Iterator
@@ -79,12 +79,12 @@ def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
 
 
 def start_name(tensor: int) -> str:
-    """Return the name under which a tensor's initial Q is stored in `Context.announced`. `tensor`: index of the tensor in the layout."""
+    """Return the name of a tensor's initial Q in `Context.announced`. `tensor`: index of the tensor in the layout."""
     return f"right/{tensor}"
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k], as float64, rounded to float32."""
+    """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k], float64 but rounded to float32."""
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
 
@@ -116,13 +116,15 @@ class FactorLayout:
         self.other_shapes = [(e.numel,) for e in self.others]
 
     def matrices_of(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the matrices in a vector [numel] that are sent as factors, as float64."""
+        """Return an iterator over the matrices in a vector x [numel] that are sent as factors, as float64."""
         return (x[e.span].reshape(shape).to(torch.float64) for e, shape in self.matrices)
 
     def update(self, left: bytes, numbers: np.ndarray) -> Update:
         """Return an update in which each matrix is P̂ Qᵀ.
 
-        `left`: all P̂. `numbers`: the factors Q of all matrices, followed by the values of `others`, as float32.
+        `left`: the factors P̂ of all matrices, concatenated, as the bytes of float32 numbers. `numbers`: the factors Q of all matrices,
+        followed by the values of `others`, concatenated, as float32. Raises ValueError if `left` has the wrong length, or holds NaN or
+        infinity.
         """
         arrays = as_arrays(numbers, [*self.right_shapes, *self.other_shapes])
         factors = zip(self.matrices, read_arrays(left, self.left_shapes), arrays, strict=False)

@@ -2,8 +2,8 @@
 
 Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
-The first codec selects coordinates, and the second codec encodes the vector of their values. An option `values` (a precision) of the first
-codec has no effect. Both codecs get the same seed and use different random streams.
+The first codec selects coordinates, and the second codec encodes the vector of their values. If the first codec has an option `values`, the
+precision of its values, this option has no effect. Both codecs get the same seed, but use different random streams.
 
 The contraction factor of the product is δ₁·δ₂. Here, δ₁ is the contraction factor of the first codec. The factor δ₂ is that of the second
 codec for vectors of k coordinates, where k is the largest number of coordinates that the first codec selects. An unbiased codec with a
@@ -29,7 +29,7 @@ from .selection import DensityCodec, Selective, Unpacked, take
 
 @dataclass(frozen=True)
 class Pair(Codec):
-    """Base class of the two-part codecs `Product` and `SparseS2`: `first` selects coordinates, and `second` encodes them."""
+    """Base class of codecs that join two codecs by +: `first` selects coordinates, and `second` encodes them."""
 
     first: Selective
     second: Codec

@@ -2,20 +2,21 @@
 
 Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017.
 
-A vector x of n coordinates is rounded to multiples of the unit u, where s is the option `levels` and r is uniform in [0, 1):
+The coordinates of a vector x are rounded to multiples of a unit u. Here, s is the option `levels`, and r is uniform in [0, 1):
 
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
-The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with
-this stochastic rounding unless the option `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is
-δ = 1/(1 + ω).
+The codec is unbiased. For n coordinates and s levels, the variance bound is ω = min(n/s², √n/s) (lemma 3.1). With error feedback, set the
+option `damped`: without it, stochastic rounding is not contractive, and error feedback can diverge. With `damped`, the decoded vector is
+C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
-With rounding=nearest, the codec is a deterministic uniform quantizer, like the quantizer of LAQ (Sun, Chen, Giannakis and Yang, NeurIPS
-2019, eq. 5–6). A frame then has about log₂(2s + 1) bits per coordinate, and the contraction factor is δ = (4s² − 1)/(4s² + n − 1).
+With norm=max, the unit is u = max|x_i|/s. With norm=max and rounding=nearest, every coordinate is rounded to the nearest multiple of u, as
+in LAQ (Sun, Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). A frame then has at most about log₂(2s + 1) bits per coordinate, and the
+contraction factor is δ = (4s² − 1)/(4s² + n − 1).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
-so that every level is within the range of float32. Chunks (@chunk) correspond to the buckets of the paper: each chunk has its own unit, and
-the levels of all chunks are encoded together.
+so that every level is within the range of float32. Chunks (@chunk) correspond to the buckets of the paper: each chunk has its own unit. The
+integer multiples of all chunks are encoded together.
 """
 
 import math
@@ -44,10 +45,10 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    # s: number of levels above 0, the highest of which is the norm. More levels give longer frames and less noise.
+    # s: number of levels above 0, from u to s·u. More levels give longer frames and less noise.
     levels: int = 16
-    damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
-    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which reduces the quantization noise.
+    damped: bool = False  # Divide decoded vectors by 1 + ω; error feedback needs this option
+    # With `max`, the unit is u = max|x_i|/s instead of ‖x‖₂/s. This smaller unit reduces the quantization noise, but gives longer frames.
     norm: Literal["l2", "max"] = "l2"
     # `nearest` is deterministic and biased, and needs norm=max. Use `nearest` with error feedback or with the memory `laq`.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
@@ -83,7 +84,7 @@ class QSGD(Codec):
         return pack_multiples(*self._rounded(x, seed))
 
     def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
-        """Quantize a vector [n]. Return the levels, int8 or int16, and the unit to send, which is 0 for a vector of zeros."""
+        """Quantize a vector [n]. Return the multiples of the unit, int8 or int16, and the unit to send, which is 0 for a zero vector."""
         norm = kernels.norm2(x) if self.norm == "l2" else rounding.largest(x)
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0

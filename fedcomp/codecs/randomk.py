@@ -2,20 +2,22 @@
 
 The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
 masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. It draws k of n coordinates without replacement.
-With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The receiver draws the positions again from the seed
-in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
+With the option `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The receiver draws the positions again from
+the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed and values=fp32 can
+be added.
 
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
-2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
-probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
-|x_i| ≥ m, and ±m otherwise. A frame contains the positions of the sent coordinates. Their number varies, and zeros are never sent.
+2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. Of
+all probabilities with which k coordinates are sent on average, these p_i minimize the variance. With `scaled`, the value sent is x_i/p_i,
+which is x_i if |x_i| ≥ m, and ±m otherwise. A frame contains the positions of the sent coordinates. Their number varies, and zeros are
+never sent.
 
-In the paper, the user gives the variance, and algorithm 3 computes the probabilities iteratively. Here, the user gives the mean number k of
-coordinates, and the threshold m is computed exactly. Because m is then rounded down to float32, slightly more than k coordinates can be
-sent on average.
+In the paper of Wangni et al., the user gives the variance, and algorithm 3 computes the probabilities iteratively. Here, the user gives the
+mean number k of coordinates, and the threshold m is computed exactly. Then m is rounded down to float32, so slightly more than k
+coordinates can be sent on average.
 
-Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
-the variance bound ω = n/k − 1. It is biased only if values=fp16 rounds the values, or a scaled value is clipped to the range of float32.
+For both variants, the contraction factor without `scaled` is δ = k/n. With `scaled`, the codec is unbiased with the variance bound ω = n/k
+− 1, except that values=fp16 rounds the values, and that scaled values are clipped to the range of float32.
 """
 
 from collections.abc import Sequence
@@ -35,13 +37,15 @@ from .levels import LARGEST, round_down
 from .selection import Unpacked
 
 # Index of the random stream that draws positions. In a product of codecs, such as `randomk+qsgd`, both codecs get the same seed. The second
-# codec may round values with random numbers of stream 0, which must not depend on the drawn positions.
+# codec may round values with random numbers of stream 0. The drawn positions must be independent of these numbers.
 STREAM = 7
-# `drop_small` also draws from stream 0. It uses the seed XOR DROP_MASK, so that its random numbers differ from those of the second codec.
+# With by=magnitude, `drop_small` also draws from stream 0. It uses the seed XOR DROP_MASK, so that its random numbers differ from those of
+# the second codec.
 DROP_MASK = 1 << 63
-# Flag of values in which magnitudes below the threshold m are replaced by m. With float16, 1 is added to this flag.
+# Flag of values in which magnitudes below the threshold m are replaced by m, with all other values as float32. With float16, the flag is
+# larger by 1.
 COMMON_MAGNITUDE = 2
-CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
+CLIP_ELEMENTS = 1 << 24  # number of elements of a vector that are processed at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class RandomK(selection.DensityCodec):
     density: float = 1 / 100  # Fraction of the coordinates sent
     # `uniform` draws all coordinates with the same probability; `magnitude` prefers coordinates with large magnitudes.
     by: Literal["uniform", "magnitude"] = "uniform"
-    # Scale values so that the codec is unbiased. Use this option with the memories `none` and `diana`, but not with error feedback.
+    # Scale values so that the codec is unbiased. Use this option with the memories `none` and `diana`, but not with error feedback, which
+    # would diverge.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name = "randomk"
@@ -162,7 +167,7 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Drop coordinates of x at random. Return the positions of the remaining coordinates.
+    """Drop coordinates of x with small magnitudes at random. Return the positions of the remaining coordinates, as int64, ascending.
 
     A coordinate with |x_i| < m remains with probability |x_i|/m. Coordinates with |x_i| ≥ m always remain.
     """

@@ -1,10 +1,12 @@
 """The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result.
 
-The vector is divided into blocks. A block has a scale a and, in some codecs, a shift b. Each coordinate of a rotated block is replaced by a
-code, which stands for a value. Let v be the values of the d codes of a block. The decoder applies the inverse rotation to a·v + b/d and
-clips the result to the range of float32.
+The vector is divided into blocks. Each coordinate of a rotated block is replaced by a code, a small integer that stands for a value v. Each
+block has a scale s and, in some codecs, a shift b, so that the rotated coordinate is about s·v + b. A frame contains a = s/d for each
+block, where d is the number of coordinates in the block. The decoder computes a·v + b/d for all coordinates of the block, multiplies the
+block by D·W (see kernels/hadamard.py), and clips the result to the range of float32.
 
-A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because rotation would give subnormal numbers.
+A nonzero vector whose largest magnitude is below 2⁻¹⁰⁰ is sent as float32, without rotation, because the rotation could give subnormal
+numbers, which are imprecise.
 """
 
 from abc import abstractmethod
@@ -26,11 +28,11 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-UNROTATED = 0  # first byte of a body that contains float32 values
+UNROTATED = 0  # first byte of a body that contains the vector as float32, without rotation
 # A vector is sent without rotation if the binary exponent of its largest magnitude (`frexp`) is at most this number.
 MAX_UNROTATED_EXPONENT = -100
-HALF = np.dtype("<u4")  # Scales and shifts are sent as the upper half of a float64 number
-MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of nonzero scales and shifts
+HALF = np.dtype("<u4")  # Scales and shifts are sent as the upper 32 bits of float64 numbers
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the magnitudes of nonzero scales and shifts
 
 # A function that returns the values of the codes start..stop-1 as a new float32 array. `start` and `stop` are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]
@@ -50,14 +52,14 @@ class RotatedCodec(Codec):
 
     @abstractmethod
     def first_byte(self) -> int:
-        """Return the first byte of the body, from 1 to 255."""
+        """Return the first byte of the body, from 1 to 255, which tells the decoder how to read the codes."""
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
         """Quantize rotated blocks. Return the codes [N], and a list: [scales] or [scales, shifts].
 
-        A code with the value v represents the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
-        32 bits are zero.
+        A code with the value v represents the rotated coordinate scale·v + shift. N is the total size of the blocks. Scales and shifts are
+        float64 [blocks], and their lower 32 bits are zero.
         """
 
     def width(self) -> int | None:
@@ -65,7 +67,7 @@ class RotatedCodec(Codec):
         return None
 
     def table(self, first_byte: int) -> np.ndarray:
-        """Return the float32 value of each code. Raises FrameError if no body begins with the byte `first_byte`."""
+        """Return the float32 value of each code. `first_byte`: the first byte of the body. Raises FrameError if it is invalid."""
         raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
@@ -75,7 +77,7 @@ class RotatedCodec(Codec):
     def unpack_codes(
         self, first_byte: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
-        """Return a function that reads the values of the `count` codes in `data`. Raises FrameError if the codes are invalid.
+        """Return a function that reads the values of the `count` codes in `data`. Raises FrameError if a code is invalid.
 
         `is_zero` [count/8]: whether each group of eight codes belongs to a block with scale 0, in which all values must be 0.
         """
@@ -130,7 +132,7 @@ class RotatedUpdate(Update):
 
     numel: int
     seed: int
-    scale: np.ndarray  # a, float64 [blocks]
+    scale: np.ndarray  # a, the scale divided by the block size, float64 [blocks]
     shift: np.ndarray  # b, float64 [blocks]
     codes: ReadCodes
     positions = None
@@ -196,7 +198,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales and the shifts, as two arrays [blocks]. Raises FrameError if one cannot result from a float32 vector."""
+    """Return the scales a and the shifts b, as two arrays [blocks]. Raises FrameError if one cannot result from a float32 vector."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):

@@ -2,35 +2,37 @@
 
 Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-The support of a vector is the set of positions of its nonzero coordinates. The values are added to the cells of a table S. In each row r of
-the table, the value of coordinate i is added to the cell h_r(i) with the random sign s_r(i):
+The support of a vector is the set of positions of its nonzero coordinates. The values of the nonzero coordinates are added to the cells of
+a table S. In each row r of the table, a hash selects the cell h_r(i) for coordinate i, and s_r(i) = ±1 is a random sign:
 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
-Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). For 10⁴ or more positions, 1.25 cells per position usually suffice to recover
-all values exactly. For 10³ positions, about 1.6 cells per position are needed. In about one of a thousand tables, two coordinates are
-assigned to the same cell in every row. The values of two such coordinates cannot be recovered exactly and are estimated by least squares.
-The attribute `missed` of the decoded update is the number of estimated values.
+Frames can be added: the sum of frames has the union of their supports and the sum of their tables. From the union of the supports and the
+table, the receiver recovers the values by peeling (kernels/peeling.py): a cell of only one unknown coordinate gives its value, which is
+then subtracted from the other cells of this coordinate. For a union of 10⁴ or more positions, a table with 1.25 cells per position usually
+suffices to recover all values exactly. For 10³ positions, about 1.6 cells per position are needed. In about one of a thousand tables, two
+coordinates are assigned to the same cell in every row. The values of two such coordinates cannot be recovered exactly and are estimated by
+least squares. The attribute `missed` of the decoded update is the number of estimated values.
 
 The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
-all-reduce, or secure aggregation. Nodes that can decode frames do not need `s2`: they can forward the sum of the decoded values, and `topk`
-needs 5.0 bytes for each nonzero instead of 5.4. For updates of the task `digits`, the sum of 128 frames of `s2` is 86 % smaller than 128
-frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only 12 % smaller, and hardly smaller at all if the supports are
-random.
+all-reduce, or secure aggregation. Nodes that can decode frames do not need `s2`: they can forward the sum of the decoded values. For each
+nonzero, `topk` needs 5.0 bytes, and `s2` 5.4 bytes. For updates of the task `digits`, the sum of 128 frames of `s2` is 86 % smaller than
+128 frames of `topk:density=1%` (benchmarks/s2.py). The sum of 8 frames is only 12 % smaller than 8 frames of `topk`, and hardly smaller at
+all if the supports are random.
 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
-have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values. Here, `union` is an
-option, and k is the largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in
-the vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If the encoder cannot recover its
-own values from a table with the default number of columns, it doubles this number. Such a frame can be added only to frames with the same
-number of columns.
+have the same shape. The option `columns` sets the number of columns. By default, the table has room for union·k values. Here, k is the
+largest number of coordinates that the first codec can select. If `s2` is used alone, k is the number of nonzeros in the vector. The option
+`union` is the expected size of the union of all supports, divided by k. If it is too small, some values of the sum are estimated instead of
+recovered exactly. The encoder checks that its own values can be recovered from a table with the default number of columns. If they cannot,
+it doubles this number. The frame can then only be added to frames with the doubled number of columns.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 peeling subtracts values exactly; with float32 cells, rounding errors would accumulate. With values=fp32, the unit 2^e is the largest power
 of two that divides all values. A value has at most 48 bits, and fewer bits in a vector with 2¹⁴ or more nonzeros, so that sums do not
 overflow. If the largest value needs more bits, the unit is larger, and values are rounded. With values=int24 or int16, values are rounded
-to 24 or 16 bits, relative to the largest value. A cell with values=int24 takes about 27 bits; a float32 cell would take 32 bits.
+to integers of 24 or 16 bits (including the sign), in a unit that suits the largest value. A cell with values=int24 takes about 27 bits; a
+float32 cell would take 32 bits.
 """
 
 import math
@@ -55,9 +57,10 @@ from .selection import take
 from .sketch import EXPONENT, add_tables, max_columns
 from .update import Sparse, Update
 
-# Number of rows of a table → number of cells per nonzero that peeling needs if there are many nonzeros.
+# Number of rows of a table → number of cells per nonzero, in all rows together, that peeling needs if there are many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
-BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
+# Option `values` → largest number of bits in the magnitude of a value
+BITS = {"fp32": 48, "int24": 23, "int16": 15}
 MAX_BITS = 62  # largest number of bits in the magnitude of a sum
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # range of the exponent e of a unit 2^e
 
@@ -67,7 +70,7 @@ class S2(Codec):
     """A codec that sends all nonzero coordinates in frames that can be added."""
 
     rows: int = 3  # Number of rows of the table; 3 rows need the fewest cells
-    columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros need
+    columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros and `union` need
     # Expected number of nonzeros in the sum of all frames, as a multiple of the number of nonzeros in one frame. 1 = all frames have their
     # nonzeros at the same positions.
     union: float = 1.0
@@ -161,7 +164,7 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits for the magnitude of a value, such that the sum of `keys` values stays below 2⁶²."""
+        """Return the largest number of bits in the magnitude of a value, so that the sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
@@ -169,7 +172,7 @@ class S2(Codec):
 class SparseS2(Pair):
     """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes these coordinates.
 
-    The frames can be decoded by any `s2` codec: the options and the first codec do not matter.
+    The frames can be decoded by any `s2` codec, whatever its options and its first codec are.
     """
 
     second: S2
@@ -218,8 +221,8 @@ class S2Section(NamedTuple):
     """The parsed body of a section with nonzeros."""
 
     positions: np.ndarray  # positions of the nonzeros, int64, ascending; at least one
-    exponent: int
-    table: np.ndarray  # int64 [rows, columns]
+    exponent: int  # the exponent e of the unit 2^e
+    table: np.ndarray  # cells in units of 2^e, int64 [rows, columns]
 
 
 def _max_columns(numel: int) -> int:
@@ -237,7 +240,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    # Values are clipped to `top`, so that rounding does not give infinity.
+    # Multiples are clipped to `top`, so that rounding does not exceed the range of float32.
     top = math.floor(math.ldexp(LARGEST, -unit))
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)
@@ -256,7 +259,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Raises FrameError."""
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"the header claims {count} nonzeros, but the vector has size {numel}")
+    expect(count <= numel, f"{count} nonzeros are encoded, but the vector has size {numel}")
     if not count:
         expect(used == len(data), "more bytes follow, although all values are zero")
         return None

@@ -3,8 +3,9 @@
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
 The codec forms two groups: the k largest positive coordinates, and the k negative coordinates with the largest magnitudes. If the vector
-has fewer than k coordinates of one sign, the group of this sign is smaller. Only the group with the larger mean magnitude μ is sent. Its
-coordinates are decoded as μ if they are positive, and as −μ if they are negative. All other coordinates are decoded as 0.
+has fewer than k coordinates of one sign, the group of this sign is smaller. Only the group with the larger mean magnitude is sent. Let μ be
+this mean magnitude. The coordinates of the group are decoded as μ if they are positive, and as −μ if they are negative. All other
+coordinates are decoded as 0.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,13 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. SparseLoCo also selects the k largest coordinates of every chunk
-(Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706).
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. Like the second example, the training method SparseLoCo selects the
+coordinates with the largest magnitudes in every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
+arXiv:2508.15706).
 
 The last chunk of a vector may have fewer than N coordinates. The tensor or chunk with index i is encoded with the seed of the frame plus i.
-Most codecs write one section for each chunk. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body
-for all chunks, which is usually shorter. A frame can only be decoded by a codec with the same chunk size N.
+A frame with @layer has one section for each tensor. A frame with @chunk has a single section. In its body, most codecs write one section
+for each chunk. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) encode all chunks jointly, which is usually
+shorter. A frame with @chunk can only be decoded by a codec with the same chunk size N.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +23,13 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# A joint body of all chunks is at most this many bytes longer than separate sections.
+# If all chunks are encoded jointly, the body is at most this many bytes longer than separate sections of the chunks.
 JOINT_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec that applies the codec `inner` separately to parts of the vector."""
+    """A codec that applies the codec `inner` separately to each tensor or chunk of the vector."""
 
     inner: Codec
     inherited = "name id source linear portable seeded shares_seed"
@@ -57,13 +59,14 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # The number of selected coordinates is rounded: 1.49 to 1, and 1.5 to 2. The fraction of coordinates that is sent for a tensor can
-        # therefore be lower than for the whole vector, but it is at least half as large.
+        # The number of selected coordinates is rounded. With density 1 %, two of 150 coordinates are sent, but only one of 149. A tensor
+        # can therefore have a smaller fraction of sent coordinates than the whole vector, but at least half of that fraction.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # The density of a tensor can be half that of the whole vector (see `contraction`), and half the density doubles 1 + ω.
+        # The fraction of sent coordinates can be half that of the whole vector (see `contraction`). This doubles 1 + ω, the inverse of the
+        # fraction.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -97,7 +100,7 @@ class LayerWise(Scoped):
 class Chunked(Scoped):
     """A codec that encodes each chunk of a vector separately.
 
-    A frame has one section: the chunk size N and the body of all chunks.
+    A frame has one section, which consists of the chunk size N and the encoded chunks.
     """
 
     size: int  # N

@@ -1,11 +1,13 @@
 """Base classes of codecs that select coordinates, such as top-k.
 
-A body contains the values and the positions of the selected coordinates. The form of the positions is their encoding: the encoder chooses
-the form with the fewest bytes, usually a Rice code (kernels/positions.py). Some codecs draw positions from the seed; these positions are
-not sent. The first byte of a body contains the form, and a flag from 0 to 3. The codec defines what its flags mean.
+The body of a section contains the values and the positions of the selected coordinates. The positions can be encoded in several forms. The
+encoder chooses the form with the fewest bytes, usually a Rice code (kernels/positions.py). Some codecs draw positions from the seed. These
+positions are not sent, because the receiver draws them again. The first byte of a body contains the form, and a flag from 0 to 3. Each
+codec defines what its flags mean, such as the precision of the values.
 
-With @chunk, all chunks have one joint body, unless positions are drawn from the seed. If the flag of a joint body is 0, each chunk also has
-a flag of its own. Otherwise, the codec encodes the values of all chunks jointly.
+With @chunk, all chunks have one joint body, unless positions are drawn from the seed. If the flag of a joint body is 0, the values of each
+chunk are encoded separately, with a flag for each chunk. If the flag of a joint body is not 0, the values of all chunks are encoded
+together.
 """
 
 import math
@@ -43,7 +45,7 @@ class Selective(Codec):
     Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values.
     """
 
-    draws = False  # Positions are drawn from the seed by `draw_positions`, and are not sent
+    draws = False  # Whether positions are drawn from the seed (`draw_positions`) and not sent
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Select coordinates of each of m ≥ 1 finite vectors and return their positions."""
@@ -52,7 +54,7 @@ class Selective(Codec):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Select coordinates of each vector. Return their positions, and the float32 values to send.
 
-        Codecs that send other values than those of the vector, such as scaled values, override this method.
+        By default, the values are those of the vector. Codecs that send scaled values override this method.
         """
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
@@ -74,7 +76,7 @@ class Selective(Codec):
         """Encode the selected values of each of m vectors. Return a flag from 0 to 3 and the bytes for each vector.
 
         `values`: the float32 values of all vectors, concatenated; none is 0 unless positions are drawn from the seed. `counts` [m]: the
-        number of values of each vector. The caller ignores the result for a vector without values.
+        number of values of each vector. For a vector without values, the flag and the bytes are ignored.
         """
 
     @abstractmethod
@@ -100,7 +102,7 @@ class Selective(Codec):
     ) -> list[Update | FrameError]:
         numel = layout.numel
         opened: list[Update | FrameError] = [Sparse.zero(numel)] * len(sections)
-        # For each section with positions: its index, the number of values, the form, the encoded positions, and the values.
+        # For each section that contains positions: its index, the number of values, the form, the encoded positions, and the values.
         read = []
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
@@ -150,7 +152,7 @@ class Selective(Codec):
         if not count:
             expect(len(data) == start, "more bytes follow, although no coordinates are selected")
             return Sparse.zero(numel)
-        expect(count <= numel, f"the header claims {count} coordinates, but the vector has {numel}")
+        expect(count <= numel, f"{count} coordinates are selected, but the vector has {numel}")
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)
@@ -163,9 +165,9 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Encode the values of m chunks. Return the flag of the joint body, and bytes with the values.
+        """Encode the values of m chunks. Return the flag of the joint body, and the encoded values.
 
-        With flag 0, the bytes begin with a flag for each chunk. `counts` [m]: the number of values of each chunk, at least 1.
+        If the flag is 0, the encoded values begin with a flag for each chunk. `counts` [m]: the number of values of each chunk, at least 1.
         """
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
@@ -193,7 +195,7 @@ class Selective(Codec):
     def _read_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> np.ndarray:
         """Decode the values of a vector [numel] at positions that are drawn from the seed. Raises FrameError."""
         count, start = read_varint(data)
-        expect(0 < count <= numel, f"the header claims {count} values for {numel} coordinates")
+        expect(0 < count <= numel, f"{count} values are encoded for {numel} coordinates")
         values, used = self.unpack_values(flag, data[start:], count, seed)
         expect(start + used == len(data), "bytes follow the last value")
         return values
@@ -230,8 +232,7 @@ class Largest(DensityCodec):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # A Rice code with the parameter b takes b + 1 bits for each position, and at most (numel − k) >> b more bits for all positions
-        # together.
+        # A Rice code with the parameter b takes b + 1 bits for each of the k positions, plus at most (numel − k) >> b bits in total.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
@@ -246,7 +247,7 @@ def check_density(density: float) -> None:
 
 
 def count_at_density(density: float, numel: int) -> int:
-    """Return how many coordinates of a vector [numel] are sent at this density, at least one."""
+    """Return how many coordinates of a vector [numel] are sent at this density: at least one, unless numel is 0."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 

@@ -3,21 +3,23 @@
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al., "Communication-efficient distributed
 SGD with sketching", NeurIPS 2019, apply Count Sketch to gradients.
 
-Coordinate x_i is added to one cell of each row r of a table S and is estimated as a median over the rows. The hash h_r(i) selects the cell,
-and s_r(i) = ±1 is a random sign:
+A vector is encoded as a table S of cells. Coordinate x_i is added to one cell of each row r, and is estimated as a median over the rows.
+The hash h_r(i) selects the cell, and s_r(i) = ±1 is a random sign:
 
     S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-The decoded vector contains the k estimates with the largest magnitudes; all other coordinates are 0. Cells and signs depend only on the
-seed (kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
-codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times
-this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
-factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
+The decoded vector contains the k estimates with the largest magnitudes; all other coordinates are 0. Hashes and signs are computed from the
+seed (kernels/count_sketch.py). All clients encode with the seed of the round, so that the server can add their tables and decode only the
+sum. With density 1 (k = n), the codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of all
+rows has at most 2·rows/(rows + 1) times this variance. The codec is contractive only for vectors in which a few coordinates have most of
+the norm ‖x‖. It therefore declares no contraction factor, and the memory `residual` refuses it. The strategies `fetchsgd` and
+`sketched-sgd` have their own error feedback for sketches.
 
-With cells=int8, cells are rounded stochastically to integer multiples of a unit 2^e, so the rounded cells are unbiased. The sum of int8
-frames is exact if each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger
-unit. With cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
+With cells=int8, the cells of a frame are rounded stochastically to integer multiples of a unit 2^e, which does not change their expected
+values. The sum of such frames has the smallest of their units, and is exact if its cells fit into 30 bits. Otherwise, the sum is rounded to
+a larger unit. With cells=bf16, cells are added in float32. The frame of the sum contains float32 cells, or bfloat16 cells if bfloat16
+represents every cell exactly.
 """
 
 import math
@@ -45,7 +47,8 @@ from .update import Dense, Sections, Sparse, Update
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
 MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
-FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms: number formats of the cells
+# Forms: numbers in a frame that stand for the number formats of cells
+FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
@@ -65,7 +68,7 @@ class Sketch(Codec):
 
     rows: int = 5  # Number of rows, odd. More rows make large errors rarer.
     columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
-    ratio: float = RATIO  # size of the float32 vector divided by the size of the table
+    ratio: float = RATIO  # size in bytes of the float32 vector divided by the size of the table
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
     # Fraction of the coordinates to decode: those with the largest estimates. With density 1, the codec is unbiased.
     density: float = 1 / 100
@@ -76,7 +79,7 @@ class Sketch(Codec):
     shares_seed = True
     linear = True
     whole = True
-    portable = False  # sums of cells may differ between devices in the last bit
+    portable = False  # sums of cells may differ between CPU and GPU in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -156,10 +159,10 @@ class Sketch(Codec):
 class SketchSection(NamedTuple):
     """The parsed body of a nonempty section of `sketch`."""
 
-    count: int  # k
-    form: int
-    exponent: int
-    raw: np.ndarray  # cells [rows, columns] in the number format `form`, as in the frame
+    count: int  # k, the number of coordinates to decode
+    form: int  # number format of the cells
+    exponent: int  # exponent e of the unit 2^e; 0 for float32 and bfloat16
+    raw: np.ndarray  # cells [rows, columns], as in the frame
 
 
 @dataclass
@@ -173,7 +176,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The decoded vector: the `count` largest estimates, and 0 for all other coordinates."""
+        """The decoded vector: the `count` estimates with the largest magnitudes, and 0 for all other coordinates."""
         estimates = count_sketch.estimates(self.cells, self.numel, self.seed)
         if self.count == self.numel:
             return Dense(estimates)
@@ -213,10 +216,10 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Return the weighted sums of the sketches among the updates.
+    """Return the weighted sums of those updates that are sketches. Ignore all other updates.
 
-    Sketches are added only if they have the same seed, table shape, vector size and k. There is one sum for each combination of these, in
-    the order of first occurrence.
+    Only sketches with the same seed, table shape, vector size and number of decoded coordinates can be added. The returned list has one sum
+    for each combination of these four properties, in the order of first occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
@@ -270,8 +273,8 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
     """Add integer tables of one shape.
 
-    `tables`: pairs of an exponent e and a table in units of 2^e. The sum is such a pair, with an int64 table. Its unit is the smallest unit
-    of the tables, or larger if the sum could exceed `bits` bits.
+    `tables`: pairs of an exponent e and a table in units of 2^e. Return such a pair for the sum, with an int64 table. The unit of the sum
+    is the smallest unit of the tables, or larger if an entry of the sum could have more than `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
     top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top
@@ -301,7 +304,7 @@ def _read(section: Section) -> SketchSection:
         f"a sketch of {rows} rows of {columns} cells is impossible for {section.count} coordinates",
     )
     possible = 0 < count <= section.count
-    expect(possible, f"the sketch claims {count} values to decode for {section.count} coordinates")
+    expect(possible, f"{count} of {section.count} coordinates of a sketch are to be decoded")
     expect(form in TYPES, f"the cells of a sketch have the unknown number format {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)

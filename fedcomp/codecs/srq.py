@@ -3,18 +3,19 @@ sends codes of variable length.
 
 Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
-The rotated vector u = R·x of d coordinates is quantized as follows, where r is uniform in [0, 1), so that the codec is unbiased:
+Let u = R·x be the rotated vector of d coordinates. It is quantized as C(u), where r is uniform in [0, 1), so that the codec is unbiased:
 
     C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋, where lo is the lowest level and s is the step;
-    for `srq` with k levels: lo = min u and s = (max u − min u)/(k − 1);
+    for `srq` with k levels (option `levels`): lo = min u and s = (max u − min u)/(k − 1);
     for `vlc`: lo = 0 and s = step·‖u‖/√d, where `step` is an option (√2 in the paper).
 
 For `srq` with k levels, theorems 2 and 3 of the paper give the variance bound ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². For `vlc`, the variance
-bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With the step √2, nearly all coordinates are rounded to a few levels,
-so that `vlc` sends about 1.8 bits per coordinate (theorem 4).
+bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With the step √2, nearly all coordinates are rounded to a few levels.
+With codes of variable length, `vlc` therefore sends only about 1.8 bits per coordinate (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lowest level lo
-and step s. `srq` rounds lo down and s up, so that the levels still cover the block. `vlc` does not send lo, which is always 0.
+and step s. Both are sent with 32 bits. For this purpose, `srq` rounds lo down and s up, so that the levels still cover all values of the
+block. `vlc` does not send lo, which is always 0.
 """
 
 import math
@@ -29,10 +30,10 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Factor of the variance bounds, because rounding the step s can increase the variance.
+# The variance bounds are multiplied by this factor, because rounding the step s to the 32 bits that are sent can increase the variance.
 ROUNDING = 1 + 2.0**-16
 FIRST_BYTE = 1  # The first byte of the body of `vlc`
-# With the step MIN_STEP, the quantized coordinates of a block have at most 2051 different values.
+# Range of the option `step`. With the step MIN_STEP, the quantized coordinates of a block have at most 2051 different values.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 
@@ -75,7 +76,8 @@ class SRQ(rotated.RotatedCodec):
 class VLC(rotated.RotatedCodec):
     """A codec that rotates the vector, quantizes every rotated coordinate to a multiple of a step, and entropy-codes the multiples."""
 
-    # The step s divided by the block's root mean square. Halving the step costs one bit per coordinate and quarters the squared error.
+    # The step s divided by the root mean square of the block's coordinates. Halving the step costs one bit per coordinate and quarters the
+    # squared error.
     step: float = math.sqrt(2)
     name = "vlc"
     id = 17

@@ -29,8 +29,8 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # If k of n coordinates are sent, the factor is k/n for equal coordinates, and close to 1/k if one coordinate is much larger than
-        # all others.
+        # If k of n coordinates are sent, the factor is k/n for a vector of equal coordinates, and close to 1/k if one coordinate is much
+        # larger than all others. The smaller of these two bounds holds for every vector.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

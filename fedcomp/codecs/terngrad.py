@@ -2,13 +2,13 @@
 
 Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
 
-Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
-decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
-per layer, like the scope @layer.
+Coordinates are clipped to ±2.5 standard deviations (option `clip`). Let the scale s be the largest magnitude after clipping. A coordinate
+x_i is then decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper
+uses one scale per layer; the scope @layer gives one scale per tensor.
 
-Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale. For this purpose, the
-strategy `shared-scale` announces one scale per section under the name `scale`. Clients then use the announced scale instead of their own,
-and clip larger values to it.
+Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale. Normally, each client has
+its own scale. The strategy `shared-scale` announces common scales under the name `scale`: one scale for the model, or one for each tensor
+or chunk. Clients then use the announced scales instead of their own, and clip larger values to them.
 
 In the paper, the standard deviation is measured around the mean. Here, it is the root mean square ‖x‖₂/√n, so that nearly equal values far
 from zero are not clipped.
@@ -49,7 +49,7 @@ class TernGrad(Codec):
     name = "terngrad"
     id = 14
     source = "Wen et al. 2017"
-    linear = True  # Frames can be added if they have the same scale
+    linear = True  # Frames can only be added if they have the same scale
     whole = True
 
     def __post_init__(self) -> None:
@@ -98,13 +98,13 @@ class TernGrad(Codec):
         is_finite = top <= MAX_MULTIPLE and top * scale <= LARGEST
         require(
             is_finite,
-            f"the sum of the frames is not finite, or exceeds {MAX_MULTIPLE} times their scale",
+            f"the sum of the frames exceeds the range of float32, or {MAX_MULTIPLE} times their scale",
         )
         return pack_multiples(total.astype(np.int16), scale)
 
 
 def _announced(context: Context, own: float) -> float:
-    """Return the scale that the server announced for this section, or else `own`. Raises ProtocolError for an invalid scale."""
+    """Return the scale that the server announced for the encoded tensor or chunk, or else `own`. Raises ProtocolError if it is invalid."""
     if "scale" not in context.announced:
         return own
     data, at = context.announced["scale"], context.section

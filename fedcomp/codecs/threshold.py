@@ -3,9 +3,9 @@
 Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015, algorithm 1. Strom combines this codec
 with error feedback (the memory `residual`).
 
-Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
-number of selected coordinates depends on the update: there may be none, or all. The error is never larger than ‖x‖, so the contraction
-factor is δ = 0. The threshold τ is rounded to float32.
+Coordinates with |x_i| ≥ τ, where τ is the option `tau`, are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other
+coordinates are decoded as 0. The number of selected coordinates depends on the update: there may be none, or all. If no coordinate is
+selected, the error is ‖x‖; it is never larger. The contraction factor is therefore δ = 0. The threshold τ is rounded to float32.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,11 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-With values=2bit, the values of a chunk are divided into four bins, and each value is decoded as the mean of its bin. Let m be the mean and
-σ the standard deviation of the values that are sent for a chunk. A value v belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and
-clipped to 0..3. Without @chunk, the whole vector (with @layer: each tensor) is one chunk. The public implementation of SparseLoCo (Sarfi et
-al. 2025) uses the same quantizer, from the library hivemind. Here, the means of the bins are also rounded to bfloat16.
+With values=2bit, the values that are sent for a chunk are divided into four bins, and each value is decoded as the mean of its bin. Without
+@chunk, the whole vector is one chunk (with @layer, each tensor). Let m be the mean and σ the standard deviation of the values. A value v
+belongs to the bin with the index (v − m)/(1.5σ) + 2, rounded to the nearest integer (ties to even) and clipped to 0..3. The public
+implementation of SparseLoCo (Sarfi et al. 2025) uses the same quantizer, from the library hivemind. Unlike there, the means of the bins are
+rounded to bfloat16.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # two values v and −v in the same bin are both decoded as their mean, 0
+            return 0.0  # if only v and −v are sent and both are in one bin, they are decoded as their mean, 0
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 

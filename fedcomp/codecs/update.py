@@ -19,7 +19,7 @@ BLOCK = 1 << 16  # number of coordinates processed at a time
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
     """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates.
 
-    Sketches are added before they are decoded, so only their sum is decoded.
+    Updates that are sketches (codecs/sketch.py) are added before they are decoded, so only their sum is decoded.
     """
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
@@ -39,7 +39,7 @@ class Update(ABC):
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         """Multiply the update by `weight` and add it to `into` [numel] in place, in float32."""
-        # Products are rounded to float32 before they are added (as in kernels.add_all_at), so that all devices compute the same bits.
+        # Products are rounded to float32 before they are added (as in kernels.add_all_at), so that CPUs and GPUs compute the same bits.
         factor, total = np.float32(weight), into.detach()
         for start in range(0, self.numel, BLOCK):
             with np.errstate(over="ignore", invalid="ignore"):
@@ -115,7 +115,7 @@ class Sparse(Update):
 class Bits(Update):
     """An update with one bit per coordinate.
 
-    The bit selects one of the two values of the coordinate's column. With c columns, coordinate i is in column i mod c.
+    The coordinates are in c columns: coordinate i is in column i mod c. Each column has two values, and the bit selects one of them.
     """
 
     numel: int

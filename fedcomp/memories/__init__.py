@@ -37,15 +37,16 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Create a memory (error-feedback state of a client) from a spec string such as `residual:decay=0.95`, for updates of `numel` elements.
+    """Create a memory (error feedback of a client) from a spec string such as `residual:decay=0.95`, for updates of `numel` elements.
 
         memory = fedcomp.memory("residual", fedcomp.codec("stc:density=1/400"), numel=1_000_000)
         frame = memory.propose(update)  # update: a vector [numel]; frame: bytes, or None if there is nothing to send
         memory.commit()  # or memory.rollback(), if the frame did not arrive
 
-    The spec string `auto` means `residual` if the codec is lossy and contractive, otherwise `none`. `layout`: names and shapes of the
-    model's tensors, which are concatenated in an update; by default, an update is one tensor. Raises SpecError for an unknown memory or
-    option. Raises ConfigError if error feedback would diverge with this codec, or if `layout` does not have `numel` elements.
+    The spec string `auto` means `residual` if the codec is lossy and contractive (`Codec.contraction` is not None), and otherwise `none`.
+    `layout`: names and shapes of the model's tensors, which are concatenated in an update; by default, an update counts as one tensor.
+    Raises SpecError for an unknown memory or option. Raises ConfigError if error feedback would diverge with this codec, or if `layout`
+    does not have `numel` elements.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
@@ -72,11 +73,11 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> tuple[type[Memory], Any]:
-    """Parse a spec string into memory class and options. Results are cached, since a simulation has one memory per client."""
+    """Parse a spec string into a memory class and its options. Cache the results, because a simulation creates a memory per client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 
 
 def default_uplink(text: str) -> str:
-    """Return the default of --uplink for the memory with the spec string `text`, or "" if this memory sets no default. Raises SpecError."""
+    """Return the default of --uplink with the memory spec string `text`, or "" if this memory sets no default. Raises SpecError."""
     return "" if text == AUTO else _parsed(text)[0].default_uplink

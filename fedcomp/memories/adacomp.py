@@ -1,17 +1,17 @@
 """AdaComp, adaptive residual gradient compression: the number of sent coordinates adapts to the values of each update.
 
-Chen et al., "AdaComp: adaptive residual gradient compression for data-parallel distributed training", AAAI 2018, algorithm 2. With the
-residual e and the update x, a client computes:
+Chen et al., "AdaComp: adaptive residual gradient compression for data-parallel distributed training", AAAI 2018, algorithm 2. The vector is
+divided into bins of T consecutive coordinates. With the residual e and the update x, a client computes:
 
     G = e + x
     H = G + x
     send sign(G_i)·s at each coordinate i where |H_i| is at least the largest |G_j| in the bin of i
     e ← G − (accepted update)
 
-A bin is a group of T consecutive coordinates. The scale s is the mean, over all bins, of the largest |G_j| of a bin. The paper uses T = 50
-for convolutions, T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s.
-Without `@layer`, the model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the codec's
-option `density` has no effect. A coordinate i with G_i = 0 is never sent.
+Each bin has a largest |G_j|. The scale s is the mean of these largest values over all bins. The paper uses T = 50 for convolutions, T = 500
+for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s. Without `@layer`, the model has
+one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates to send, so the codec's option `density` has no
+effect. A coordinate i with G_i = 0 is never sent.
 """
 
 import math
@@ -37,7 +37,7 @@ class AdaCompOptions:
 
 
 class AdaComp(VectorMemory):
-    """Error feedback that adapts the number of sent coordinates to each update. `residual` includes the update of a pending proposal."""
+    """Error feedback that adapts the number of sent coordinates to each update. During a pending proposal, `residual` is G."""
 
     name = "adacomp"
     source = "Chen et al. 2018"
@@ -53,7 +53,7 @@ class AdaComp(VectorMemory):
 
 
 def select(g: Tensor, x: Tensor, size: int) -> Tensor:
-    """Return the vector to send. `g` [n]: the residual plus the update; `x` [n]: the update.
+    """Return the vector to send, which is 0 at coordinates that are not selected. `g` [n]: residual plus update; `x` [n]: the update.
 
     `size`: the number of coordinates in a bin.
     """

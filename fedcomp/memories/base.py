@@ -1,10 +1,10 @@
 """The base class of memories. A memory compensates for the errors of a client's lossy codec.
 
-`propose(x)` encodes the update x and, in most memories, the unsent part of earlier updates as a frame. This proposal is pending until the
-caller calls `commit()` (the receiver accepted the frame) or `rollback()` (it did not). The state of a memory consists of tensors and bytes,
-so that it can be written to disk and moved between devices.
+`propose(x)` returns a frame that encodes the update x and, in most memories, the unsent part of earlier updates. This proposal is pending
+until the caller calls `commit()`, if the receiver accepted the frame, or `rollback()`, if it did not. The state of a memory consists of
+tensors and bytes, so that it can be written to disk and moved between CPU and GPU.
 
-Subclasses of `Memory` implement `_propose` for m memories with the same class and codec, so that m updates are encoded together.
+Subclasses of `Memory` implement `_propose` for m memories with the same class and codec, because encoding m updates together is faster.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from ..layout import Layout
 State = dict[str, Tensor | bytes]
 Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
 Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode
-# Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
+# Entries to write to a checkpoint: a dict from name to vector [numel], and a dict from name to bytes, or to None to delete the entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
 # Functions that return the checkpoint entry with a given name, or None if no entry has this name.
 ReadVector = Callable[[str], Tensor | None]
@@ -54,15 +54,16 @@ class Memory(ABC):
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # the class of the server part
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # class of the server part, if any
     required_strategy: ClassVar[str] = (
         ""  # the only strategy that works with this memory ("" = any strategy)
     )
-    # Whether the memory selects the coordinates to send. If so, the density of the codec is set to 1, so that it sends all of them.
+    # Whether the memory selects the coordinates to send, and sets all other coordinates to 0. If so, the density of the codec is set to 1,
+    # so that the codec sends all selected coordinates.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `Context.moments`
-    residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero
+    residual: Tensor | None = None  # unsent part of all updates [numel]; None = zero
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
@@ -82,9 +83,10 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec: the fraction of the coordinates that it sends. The density 0 restores the original density.
+        """Set the density of the codec: the fraction of the coordinates that it sends.
 
-        Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
+        The density 0 restores the original density of the memory's codec. Raises ConfigError if the codec has no option `density`, or if
+        error feedback would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
@@ -140,9 +142,9 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, for memories that send several frames for an update.
+        """Return the next frame of the pending proposal. Only memories that send several frames for an update have a next frame.
 
-        Raises ConfigError, and leaves the memory unchanged, if no proposal is pending, or if this memory sends one frame per proposal.
+        Raises ConfigError, and leaves the memory unchanged, if no proposal is pending, or if the proposal has no frame for `context.phase`.
         """
         if self.pending is None:
             raise ConfigError("no proposal is pending; call propose() before proceed()")
@@ -150,10 +152,10 @@ class Memory(ABC):
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if `returned` is None.
+        """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if it is not given.
 
-        `returned`: a frame from the receiver with the part of the update that it did not use. If `returned` is damaged, raises FrameError
-        and leaves the proposal pending.
+        `returned`: a frame from the receiver that contains the part of the update that the receiver did not use. Memories with a residual
+        keep this part. If the frame is damaged, raises FrameError and leaves the proposal pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
@@ -196,7 +198,7 @@ class Memory(ABC):
         return _copied(state) if copy else state
 
     def load_state_dict(self, state: Mapping[str, Tensor | bytes], *, copy: bool = True) -> None:
-        """Restore a state that `state_dict` returned. Raises ConfigError for a vector that is not float32 [numel].
+        """Restore a state that `state_dict` returned. Raises ConfigError if a vector in the state is not float32 [numel].
 
         With `copy=False` the memory takes ownership of the given vectors and modifies them.
         """
@@ -215,7 +217,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned; its vectors are already checked. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned. Its vectors are already checked. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # Methods for subclasses to implement.
@@ -228,10 +230,10 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_batch` without modifying x. Set the state for the case that the frame is not accepted."""
+        """Implement `propose_batch` without modifying x. Change the state to the state that applies if the frame is not accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return the bytes of a proposed frame to store in `pending`; by default, the whole frame."""
+        """Return the bytes to store in `pending` for a proposed frame; by default, the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -246,7 +248,7 @@ class Memory(ABC):
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for one or more accepted frames. Memories with their own frame format override this method."""
+        """Decode accepted frames and call `_on_accepted` for each. Memories whose frames the codec cannot decode override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -286,16 +288,17 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector of zeros can be stored as None.
+    """A memory whose state consists of float32 vectors [numel], on the device (CPU or GPU) of the last update. Zeros can be stored as None.
 
-    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. By default, an
-    accepted frame is subtracted from `residual`; subclasses in which it changes other vectors override `_on_accepted`.
+    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. By default, the
+    decoded vector of an accepted frame is subtracted from `residual`. Subclasses in which an accepted frame changes other vectors override
+    `_on_accepted`.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # attributes with state vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        """Return the new state vectors, for the case that the frame of the update x is not accepted, and the vector to encode.
+        """Return the state vectors that apply after the update x if its frame is not accepted, and the vector to encode.
 
         Do not modify the arguments. `context.moments`: sums of gradients and squared gradients, or None.
         """
@@ -353,22 +356,23 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
-    The server's state for a client equals the client's own state, because both apply the same updates with the same operations. If a client
-    starts without state (`fresh`), the server deletes its state for this client. `memory`: a memory with the options and the codec of the
-    clients' memories.
+    The server's state for a client equals the client's own state, because both apply the same accepted updates with the same operations. If
+    a client starts without state (argument `fresh`), the server also deletes its state for this client. `memory`: a memory with the options
+    and the codec of the clients' memories.
     """
 
-    rate: float = 1.0  # learning rate of the round, divided by --lr
-    # Learning rate with which each client computed its update, divided by --lr. It differs from `rate` for a late update.
+    rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run (--lr)
+    # Learning rate with which each client computed its update, divided by --lr. It differs from `rate` for an update of an earlier round.
     rates: Mapping[int, float] = {}
     # Whether the memory compares the norm of the model's change in a round (`squared_step` in `settle`) with the norms of client updates.
+    # If so, the server rejects optimizers whose steps have a norm that does not depend on the updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return the values to announce to the clients at the start of a round, as bytes by name. The values count as traffic."""
+        """Return the values to announce to the clients at the start of a round, as bytes by name. They count as downlink traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
@@ -379,13 +383,13 @@ class Counterpart(ABC):
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
         """Return the estimate of a client's update, without changing the state. The estimate is valid until the next call of `settle`.
 
-        `update`: the decoded frame of the client, or None if the client sent no frame.
+        `update`: the decoded frame of the client, or None if the client sent no frame. `fresh`: whether the client started without state.
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Return pairs of a client and its estimate, in ascending order, for clients outside of the round that count in the mean.
+        """Return pairs of client id and estimate, by ascending id, for clients that are not in the round but count in the mean.
 
-        `present`: the clients in the round.
+        `present`: the ids of the clients in the round.
         """
         return ()
 
@@ -394,8 +398,9 @@ class Counterpart(ABC):
     ) -> Update | None:
         """Return a vector that the server adds to the mean estimate of the clients in this round, or None to add nothing.
 
-        `weights`: the weights of all clients of the run, normalized. `present`: the weights of the clients in this round, normalized.
-        Neither `weights` nor `present` includes clients that start without state.
+        `weights`: the weight of each client whose weight is known, as a fraction of the total weight of all clients of the run. `present`:
+        the weight of each client in this round, as a fraction of the total weight of this round. Neither `weights` nor `present` includes
+        clients that start without state.
         """
         return None
 
@@ -405,8 +410,8 @@ class Counterpart(ABC):
     ) -> None:
         """Apply the accepted updates of a round to the state.
 
-        `accepted`: triples of client id, update, and whether the client started without state. `squared_step`: squared L2 norm of the
-        change of the global model, divided by the squared server learning rate.
+        `accepted`: triples of client id, update (or None), and whether the client started without state. `squared_step`: squared L2 norm of
+        the change of the global model, divided by the squared server learning rate.
         """
 
     @abstractmethod
@@ -415,7 +420,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. Raises ValueError or TypeError.
+        """Restore the state from a checkpoint. Raises ValueError or TypeError for an invalid entry.
 
         `vector` and `value`: functions that return an entry of the checkpoint by name.
         """
@@ -428,8 +433,8 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    For a momentum vector, this is momentum factor masking (Lin et al. 2018): once a coordinate is accepted, its momentum is stale. `sent`:
-    indices of the sent coordinates; None = all. `dropped`: the part of the update that the receiver did not use.
+    `sent`: indices of the sent coordinates; None = all. `dropped`: the part of the update that the receiver did not use. For a momentum
+    vector, this operation is momentum factor masking (Lin et al. 2018): after a coordinate was sent, its momentum is outdated.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent

@@ -9,11 +9,12 @@ client computes, with its update x, the codec C and the momentum factor m:
     send C(v)
     set u and v to zero where C(v) was accepted
 
-Momentum correction: the velocity u is added to v, so a coordinate that is sent late has the same momentum as without compression. Momentum
-factor masking: once a coordinate is sent, its velocity is stale and is set to zero. As in the paper, v is also set to zero at sent
-coordinates, so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. With a
-codec that quantizes, a run shows a warning. As in momentum SGD, a sent vector can be up to 1/(1 − m) times as large as the updates x. The
-run option `density_warmup` implements the warm-up of the paper.
+The paper calls this momentum correction: not the update x but the velocity u is added to v, so a coordinate that is sent late has the same
+momentum as without compression. The paper's momentum factor masking sets the velocity of a sent coordinate to zero, because this velocity
+is outdated. As in the paper, v is also set to zero at sent coordinates. If a codec quantizes the sent values, the quantization error is
+therefore lost, and a run shows a warning. The default codec is `topk`, which sends exact values. As in momentum SGD, the momentum can make
+sent vectors up to 1/(1 − m) times as large as the updates x. The run option `density_warmup` implements the warm-up of the paper, in which
+clients send more coordinates in the first rounds.
 """
 
 import math
@@ -43,7 +44,7 @@ class DGCOptions(MomentumOptions):
 
 
 def _keeps_values(codec: Codec) -> bool:
-    """Return whether a codec sends values with at least the precision of bfloat16."""
+    """Return whether a codec sends values unscaled and with at least the precision of bfloat16."""
     inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)

@@ -4,12 +4,13 @@ Mishchenko, Gorbunov, Takáč and Richtárik, "Distributed learning with compres
 x, the client's shift h, and the codec C with variance bound ω (`Codec.variance`):
 
     send C(x − h);  client and server set h ← h + α·C(x − h), with α ≤ 1/(1 + ω).
-    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round. This update is unbiased.
+    The server's update is the mean of h over all clients, plus the mean of C(x − h) over the clients in the round. It is an unbiased
+    estimate of the mean update of all clients.
 
-With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not only the mean, so that a
-single client can start again without state. Before the first accepted update of a client, its shift h is 0. A robust strategy or
-`--clip-update` must bound the influence of each client. The server then aggregates h + C(x − h) of the clients in the round, and ignores
-the shifts of all other clients.
+With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not only the mean of all
+shifts, so that it can reset the shift of a client that lost its state. Before the first accepted update of a client, its shift h is 0. With
+a robust strategy or `--clip-update`, which must bound the influence of each client, the server instead aggregates h + C(x − h) of the
+clients in the round, and ignores the shifts of all other clients.
 """
 
 from collections.abc import Mapping

@@ -9,12 +9,13 @@ the update x, the accumulated error h and the codec C:
 
 The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A codec with the contraction factor δ has γ = 1 − δ. An
 unbiased codec with the variance bound ω has γ = ω. After an accepted frame, the new error is (y − C(y)) + (β − α)·h, so an old error h
-shrinks if α²γ + (β − α)² < 1. All other options are rejected. With biased codecs, |β| > 1 is also rejected: the error of a coordinate that
-the codec never sends would grow by the factor |β| in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
+shrinks if α²γ + (β − α)² < 1. Options α and β that do not meet this condition are rejected. With biased codecs, |β| > 1 is also rejected:
+the error of a coordinate that the codec never sends would grow by the factor |β| in each round. With α = β = 1, ECQ-SGD is the memory
+`residual`.
 
-For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. If α were below β,
-old errors would count too little when the codec selects coordinates. With the default α and β, the error stays bounded for every
-contractive codec, and for every unbiased codec with a variance bound ω of at most 1.1.
+For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For codecs that send only some coordinates, use
+α = β. With α below β, the accumulated error would have too little influence on which coordinates are sent. With the default α = β = 0.95,
+the error stays bounded for every contractive codec, and for every unbiased codec with a variance bound ω of at most 1.1.
 """
 
 import math
@@ -26,7 +27,7 @@ from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # an error message suggests SAFE times the largest allowed α and β
+SAFE = 0.9  # to suggest options, an error message multiplies the largest allowed α = β by SAFE
 
 
 @dataclass(frozen=True)

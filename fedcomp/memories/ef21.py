@@ -5,9 +5,9 @@ algorithm 2. With the update x, the server's estimate g of the update, and the c
 
     c = C(x − g);  send c;  client and server set g ← g + c;  the server moves the model by the mean of all g.
 
-If a client is not in the round, or its reply is lost, its stored estimate g still counts in the mean, as in EF21-PP (Fatkhullin, Sokolov,
-Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, every client has an estimate from the start. In fedcomp, a
-client has no estimate, and does not count in the mean, before its first accepted update.
+If a client is not in the round, or its reply is lost, the server's estimate g of its last accepted update still counts in the mean, as in
+EF21-PP (Fatkhullin, Sokolov, Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, every client has an estimate from
+the start. In fedcomp, a client has no estimate before its first accepted update. Until then, it does not count in the mean.
 """
 
 from ..codecs.product import contraction

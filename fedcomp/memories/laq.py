@@ -8,13 +8,14 @@ the update x, the codec C, and the estimate q of x that client and server store:
     else send δQ, and client and server set q ← q + δQ
     the server moves the model by η times the mean of all q
 
-In the threshold, θ^k is the model in round k, and η is the server's learning rate (`--server-lr`). Let ε = x − q − δQ be the codec's error
-in this round, and ε̂ its error in the last accepted proposal. As in the authors' code, the threshold covers D = 10 model steps, each with
-the weight ξ_d = 0.8/D. A client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η², because its model moves by
-α times the sum over M workers. The paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1)
-− 1. Other codecs also work if their error is small. With a large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients always skip t̄
-rounds in a row. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with any contractive
-codec. The mean includes the estimates q of clients that skip the round or are not in the round.
+The right side of the inequality is the threshold. In it, θ^k is the model in round k, and η is the server's learning rate (`--server-lr`).
+Let ε = x − q − δQ be the codec's error in this round, and ε̂ its error in the last accepted proposal. As in the authors' code, the
+threshold includes the last D = 10 steps of the model, each with the weight ξ_d = 0.8/D, and t̄ is 100. The paper has 1/(α²M²) instead of
+1/η², because its model moves by α times the sum over M workers, not by η times the mean. The paper's quantizer with b bits corresponds to
+`qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. If the error of a codec is
+large, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so every client always skips t̄ rounds in a row. Such codecs are rejected. With the option
+`errors=0`, the codec's errors do not count in the threshold. This memory is then LAG (Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works
+with any contractive codec. The mean includes the estimates q of clients that skip the round or are not in the round.
 """
 
 import json
@@ -36,9 +37,10 @@ from ..kernels.sums import sum_squares
 from .base import Changes, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory
 
-THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
+THRESHOLD = "threshold"  # name of the announced part of the threshold, the sum over d
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # initial value of `age`, larger than every possible `patience`
+# Initial value of `age`, larger than every `patience`, so that the first round is not skipped
+NEVER = 2**62
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 # Name of the entry with `age`, `error` and `pending_error` in a client's state
 NUMBERS = "clock"
@@ -47,8 +49,8 @@ NUMBERS = "clock"
 @dataclass(frozen=True)
 class LAQOptions:
     window: int = 10  # D: number of past model steps in the threshold for skipping rounds
-    weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; higher = skip more
-    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = ignore errors
+    weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; larger = more skips
+    errors: float = 3.0  # weight of the codec's errors in the threshold (3 in the formula above); 0 = ignore errors
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class LAQ(ShiftMemory):
     source = "Sun et al. 2019"
     Options = LAQOptions
     counterpart = LAQCounterpart
-    age: int = NEVER  # rounds since the last accepted proposal
+    age: int = NEVER  # number of rounds since the last accepted proposal
     # Squared norm of the codec's error in the last accepted proposal, divided by the squared learning rate (`rate`) of that round.
     error: float = 0.0
     pending_error: float = 0.0  # `error` for the pending proposal
@@ -107,7 +109,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, because the error of this codec is too large; "
+                f"{{memory}} laq would skip as many rounds as it may with {self.codec}, because the error of this codec is too large; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
@@ -140,7 +142,7 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the announced threshold for skipping a round. Without an announcement, return −∞, so that no round is skipped."""
+    """Return the announced part of the threshold, or −∞ without an announcement, so that the round is not skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

@@ -1,7 +1,7 @@
 """The memory of PowerSGD: error feedback for matrices that are sent as low-rank factors.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithms 1
-and 2. With the residual e and the update x, a client computes for each matrix M of e:
+and 2. With the residual e and the update x, a client computes the following for e and for each matrix M in e:
 
     e ← e + x
     P = M Q
@@ -9,11 +9,11 @@ and 2. With the residual e and the update x, a client computes for each matrix M
     Q' = Mᵀ P̂
     M ← M − P̂ Q'ᵀ, if the update is accepted
 
-With the strategy `powersgd`, a round has two phases: clients send P in the phase "left", and Q' in the phase "right". Before the first
-phase, the server announces Q, the mean of the clients' last Q'. Before the second phase, the server announces P̂, which it computes from
-the mean of the clients' P. The frame of the second phase also contains the tensors that are not matrices. The accepted update is computed
-from this frame and P̂. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted
-update as the next Q.
+With the strategy `powersgd`, a round has two phases (exchanges of messages): clients send P in the phase "left", and Q' in the phase
+"right". Before the first phase, the server announces Q, which is the mean of the Q' that the clients sent in the previous round (random in
+the first round). Before the second phase, the server announces P̂, which it computes from the mean of the clients' P. The frame of the
+second phase also contains the values of all tensors that are not sent as factors. The accepted update is computed from this frame and P̂.
+With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ from ..kernels import Rows
 from ..layout import Layout
 from .base import State, VectorMemory, add_saturating
 
-LEFT, RIGHT = "left", "right"  # names of the phases and of the announced factors
+LEFT, RIGHT = "left", "right"  # names of the phases, and of the announced P̂ and Q
 NUMBERS = codec("identity")  # codec for the frames of both phases
 PHASE, BASIS = "phase", "left"  # names of entries in the memory's state
 
@@ -43,7 +43,7 @@ PHASE, BASIS = "phase", "left"  # names of entries in the memory's state
 class LowRank(VectorMemory):
     """Error feedback for matrices that are sent as low-rank factors.
 
-    The state has a float32 residual [numel] and, for each matrix, the Q of the next power iteration.
+    The state has a float32 residual [numel] and, unless the strategy announces Q, the initial Q of the next proposal for each matrix.
     """
 
     name = "lowrank"
@@ -52,7 +52,7 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by its `start_name`
+        self.starts: dict[str, bytes] = {}  # initial Q of each matrix, by its `start_name`
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # basis P̂ of the pending update in the phase `right`, else b""
 
@@ -163,7 +163,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factor of each matrix, by its `start_name`. The next power iteration starts from this factor."""
+    """Return the right factor Q of each matrix in an update, by its `start_name`. It is the initial Q of the next proposal."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

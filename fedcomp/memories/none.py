@@ -9,7 +9,8 @@ from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
-SENT_ALL = b""  # value of `pending` for a frame of a lossless codec, which contains all coordinates
+# Value of `pending` instead of a frame of a lossless codec, which contains all coordinates
+SENT_ALL = b""
 
 
 class NoMemory(Memory):

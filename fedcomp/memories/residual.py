@@ -8,11 +8,12 @@ and the codec C:
     send C(a)
     e ← a − C(a) if C(a) is accepted, else e ← a
 
-After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. While a proposal is
-pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from it, and `rollback` does not change it.
+After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding errors of float32. While a
+proposal is pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from it, and `rollback` does not change it.
 
-The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
-Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
+With the option `decay`, a number β from 0 to 1, the sum is a = x + β·e. With β < 1, old errors fade, and the equality above does not hold.
+SparseLoCo uses β = 0.95 (Sarfi, Thérien, Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo",
+arXiv:2508.15706).
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class ResidualOptions:
 
 
 class Residual(VectorMemory):
-    """Error feedback with a float32 residual [numel], stored on the device of the last update."""
+    """Error feedback with a float32 residual [numel], stored on the device (CPU or GPU) of the last update."""
 
     name = "residual"
     source = "Seide et al. 2014, Stich et al. 2018"

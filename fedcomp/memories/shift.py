@@ -1,14 +1,15 @@
-"""Base classes of memories that send the difference between an update and a *shift*, a vector that client and server both store and change
-in the same way. With the update x and the codec C:
+"""Base classes of memories that send the difference between an update and a shift. The shift of a client is a vector that client and server
+both store and change in the same way. With the update x and the codec C:
 
     send C(x − η·shift)
     shift ← shift + step·C(x − η·shift)/η, if the frame is accepted
     the server's estimate of x is η·shift + C(x − η·shift)
 
-The factor η is the learning rate of the round, divided by --lr.
+The factor η is the learning rate of the round, divided by the learning rate of the run (--lr). The number `step` is α for the memory
+`diana`, and 1 for `ef21` and `laq`.
 
-Updates grow with the learning rate. Shifts are therefore stored for η = 1. When a schedule or a warm-up changes the learning rate, all
-shifts stay valid, including the shifts of clients that are not in the round. If a schedule changes the local steps or the batch size,
+Updates grow with the learning rate. Shifts are therefore stored for η = 1. If a schedule or a warm-up changes the learning rate, all shifts
+stay valid, including the shifts of clients that are not in the round. If a schedule changes the number of local steps or the batch size,
 shifts are not rescaled, and need some rounds to adapt.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
@@ -35,11 +36,11 @@ CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with 
 
 
 class ShiftMemory(Memory):
-    """The client's part: a memory that stores a float32 shift [numel], on the device of the last update."""
+    """The client's part: a memory that stores a float32 shift [numel], on the device (CPU or GPU) of the last update."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # learning rate in the round of the pending proposal, divided by --lr
+    rate: float = 1.0  # η in the round of the pending proposal
 
     @classmethod
     def _propose(
@@ -62,7 +63,7 @@ class ShiftMemory(Memory):
         return proposals
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return `frame`, or None if the client skips the round. `difference`: x − rate·shift; do not modify it."""
+        """Return `frame`, or None if the client skips the round. `difference`: x − η·shift; do not modify it."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -83,11 +84,11 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """The server's estimate of a client's update: rate · shift, plus the difference in the client's frame, if there is one."""
+    """The server's estimate of a client's update: rate · shift, plus the decoded frame of the client, if the client sent one."""
 
     shift: Tensor  # the client's shift [numel], on the CPU
-    update: Update | None
-    rate: float = 1.0
+    update: Update | None  # the decoded frame
+    rate: float = 1.0  # η
     positions = None
 
     @property

@@ -5,8 +5,8 @@ algorithm 1. With the update x, the codec C, the momentum u and the momentum fac
 
     u ← β·u + (1 − β)·x;  send C(u).
 
-The memory keeps u even if the server does not accept C(u), because u is an average of all updates. With `--uplink sign --strategy vote`,
-this memory is the paper's algorithm. With β = 0, Signum is signSGD.
+The momentum u is an average of all updates, so it does not depend on whether the server accepts C(u). With `--uplink sign --strategy vote`,
+this memory gives the paper's algorithm. With β = 0, this algorithm is signSGD.
 """
 
 from torch import Tensor

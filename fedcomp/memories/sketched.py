@@ -9,11 +9,12 @@ m:
     send the values of v at the candidates that the server announces
     set u and v to zero where the values were accepted
 
-The candidates are coordinates that the server expects to be large. The memory works only with the strategy `sketched-sgd`, in which a
-client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values, so no error is lost:
-without momentum (m = 0), the residual plus the sum of all accepted values equals the sum of all updates. The server sends back the
-positions of candidates that it did not use, without values, since the client knows the values. With any other strategy, a client would not
-know which part of its sketch was used.
+The candidates are coordinates that the server expects to be large, because their estimates from the sum of all sketches are large. The
+memory works only with the strategy `sketched-sgd`, in which a client sends two frames for an update: one in the phase `sketch`, and one in
+the phase `values`. The second frame contains exact values, so no part of an update is lost: without momentum (m = 0), the residual plus the
+sum of all accepted values equals the sum of all updates. The server returns the positions of candidates whose values it did not use. It
+does not return the values, because the client knows them. With any other strategy, a client would not know which part of its sketch was
+used.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ MARKS = codec("sbc:density=1")  # codec for sets of positions
 
 
 class Sketched(VectorMemory):
-    """Error feedback with momentum, for sketches. The client sends a sketch of the vector `residual`."""
+    """Error feedback with momentum, for sketches. The client sends a sketch of the vector `residual`, and then some of its exact values."""
 
     name = "sketched"
     source = "Ivkin et al. 2019"

@@ -10,12 +10,13 @@ With the update x, the gradients g of the local steps, a factor α and a decay �
     e ← e − (accepted update)
     set r and v to zero at accepted coordinates, and v ← ζ·v at all other coordinates
 
-In the paper, the sums Σ g and Σ g² are over the examples of a batch, and e = −η·r for the learning rate η. Here, e is the attribute
-`residual`. As in error feedback, it contains the codec's error. Without `Context.moments` (the sums of g and g²), an update counts as the
-gradient of a single step.
+In the paper, the sums Σ g and Σ g² are over the examples of a batch, and e is −η·r for the learning rate η. Here, e is a separate vector,
+the attribute `residual`. As in other error feedback, it also contains the codec's errors. If `Context.moments` (the sums Σ g and Σ g²) is
+None, the update x counts as the gradient of a single local step.
 
 The memory itself selects the coordinates, so the codec's option `density` has no effect. The most suitable codec is `topk`, which sends
-exact values. A codec that sends one magnitude for all coordinates is less accurate, because the magnitudes differ widely.
+exact values. A codec that sends one magnitude for all coordinates, such as `stc`, is less accurate, because the magnitudes of the selected
+coordinates differ widely.
 """
 
 from dataclasses import dataclass
@@ -29,9 +30,10 @@ from .base import Updated, VectorMemory, Vectors, mask
 
 @dataclass(frozen=True)
 class VarianceOptions:
-    # α: a coordinate is sent if (sum of its gradients)² > α · (sum of squared gradients). A larger α sends fewer coordinates, and later.
+    # α: a coordinate is sent if (sum of its gradients)² > α · (sum of its squared gradients). With a larger α, coordinates are sent later,
+    # so a round sends fewer of them.
     alpha: float = 2.0
-    zeta: float = 0.999  # ζ: factor by which the sum of squares is multiplied in each round
+    zeta: float = 0.999  # ζ: factor by which the sum of squared gradients of an unsent coordinate is multiplied in each round
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and 0 < self.zeta <= 1):

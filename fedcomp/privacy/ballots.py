@@ -1,18 +1,24 @@
-"""Sealed ballots: the signs of a client's update, encrypted for other clients (voters) so that the server cannot read them.
+"""Sealed ballots: encrypted signs of client updates.
 
-docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary.
+A ballot contains the signs of the update of one client, its sender. It is encrypted for other clients (voters), so that the server cannot
+read it.
 
-    Card     (R, σ) from voter v: R is a one-time X25519 public key for the ballot of sender s. Voter v's signature σ covers (slot, v, R).
+docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary. In the following list, ‖ means
+concatenation.
+
+    Card     (R, σ) from voter v: R is a one-time X25519 public key for the ballot of one sender. Voter v's signature σ covers (slot, v, R).
     Ballot   (E, h, σ, wraps, c):
              E is a one-time X25519 public key of the sender, with the private key e.
-             The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
+             The content c is a random salt ‖ the bits of the signs, encrypted by ChaCha20-Poly1305 with a key K that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
              The wrap for voter v contains v, the key R on the voter's card, and the encrypted key K.
              K is encrypted by ChaCha20-Poly1305 with the key HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)).
              The sender's signature σ covers (slot, h, d), where d is SHA-256(slot, E, wraps, c).
     Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes the slot.
+             The terms are a hash of everything that determines how clients train in the round.
 
-If a voter cannot open (decrypt) a ballot, it reveals the private key of its card as a proof. This key cannot open any other ballot.
+If a voter cannot open (decrypt) a ballot, it reveals the private key of its card. With this key, others can check that the ballot does not
+open. The key cannot open any other ballot.
 """
 
 import os
@@ -42,26 +48,26 @@ CARD = KEY + SIGNATURE
 # Fields at the start of a ballot: key E, commitment h, signature, number of wraps
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # fields of a wrap: voter, key R, encrypted K
-NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
+NONCE = bytes(12)  # a constant nonce is safe, because every key encrypts only one message
 
 
 class UnopenableBallot(ProtocolError):
-    """Raised if a ballot cannot be decrypted, or if its bits differ from the commitment that its sender signed."""
+    """Raised if a ballot cannot be decrypted, or if its bits do not match the commitment that its sender signed."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The identity of one ballot. Signatures and keys are bound to a slot, so they are invalid for every other ballot."""
+    """The identity of one ballot. Every signature and every key is made for one slot, and is invalid for all other ballots."""
 
     run: str
     # A random name that a server draws when it starts. If a restarted server repeats a round, clients thus use new keys.
     attempt: str
     round: int
     sender: int
-    terms: str = ""  # digest of the options, and of the model before the round
+    terms: str = ""  # hash of everything that determines how clients train in the round
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Concatenate the fields of the slot and `parts`, each preceded by its length, so that different values give different bytes."""
+        """Concatenate the fields of the slot and `parts`. Each is preceded by its length, so that different values give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
@@ -88,7 +94,7 @@ class Card:
     """A voter's one-time key pair for one ballot. The voter keeps the private key and sends `data`."""
 
     private: bytes  # X25519
-    data: bytes  # the message that the voter sends: the public key and its signature
+    data: bytes  # the message that the voter sends: the public key and the voter's signature
 
     @classmethod
     def make(cls, slot: Slot, voter: int, signer: ec.EllipticCurvePrivateKey) -> "Card":
@@ -123,7 +129,7 @@ def seal(
     voters: Mapping[int, bytes],
     signer: ec.EllipticCurvePrivateKey,
 ) -> bytes:
-    """Return an encrypted and signed ballot. `voters`: dict from voter to the public key on its card.
+    """Return an encrypted and signed ballot. `bits`: the signs; `voters`: dict from voter to the public key on its card.
 
     Raises ProtocolError for an invalid public key.
     """
@@ -149,11 +155,11 @@ class SealedBallot:
     commitment: bytes  # the commitment h
     # For each voter that can decrypt the ballot: the public key R on its card, and the encrypted key K.
     wraps: Mapping[int, tuple[bytes, bytes]]
-    content: bytes
+    content: bytes  # the content c
 
     @classmethod
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
-        """Parse the bytes of a ballot. Raises ProtocolError if the ballot is cut off, or if its sender did not sign it for this slot."""
+        """Parse the bytes of a ballot. Raises ProtocolError if the ballot is malformed, or if its sender did not sign it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         point, commitment, signature, count = HEAD.unpack_from(data)
@@ -179,14 +185,15 @@ class SealedBallot:
         """Decrypt the ballot and return its bits. `private`: private key of the voter's card.
 
         Raises UnopenableBallot if the sender is at fault: the ballot cannot be decrypted, or its bits differ from the sender's commitment.
-        Raises ProtocolError if the ballot is not encrypted for the voter's card, which does not prove that the sender is at fault.
+        Raises ProtocolError if the ballot is not encrypted for the voter's card. This does not prove that the sender is at fault, because
+        the sender may never have received the card.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
         sealed_for, wrap = self.wraps.get(voter, (b"", b""))
         if sealed_for != public:
             raise ProtocolError(
-                f"the ballot of client {self.slot.sender} is not encrypted with the public key of voter {voter}"
+                f"the ballot of client {self.slot.sender} is not encrypted with the public key on the card of voter {voter}"
             )
         try:
             wrapping = _wrapping_key(self.slot, voter, own, self.point, self.point, public)
@@ -194,20 +201,19 @@ class SealedBallot:
             text = ChaCha20Poly1305(key).decrypt(NONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
             raise UnopenableBallot(
-                f"the ballot of client {self.slot.sender} does not open for voter {voter}: it cannot be decrypted"
+                f"the ballot of client {self.slot.sender} cannot be decrypted with the private key of voter {voter}'s card"
             ) from error
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_commitment(self.slot, salt, bits), self.commitment):
             raise UnopenableBallot(
-                f"the ballot of client {self.slot.sender} for voter {voter} differs from the commitment that the client signed"
+                f"the decrypted ballot of client {self.slot.sender} for voter {voter} differs from the commitment that the client signed"
             )
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether the sender is at fault, because the private key of the voter's card cannot open the ballot.
+        """Return whether the sender is provably at fault: the private key of the voter's card cannot open the ballot.
 
-        `public`: the public key of the card. Returns False if the ballot was encrypted for another public key, because the sender may never
-        have received this card.
+        `public`, `private`: the keys of the card. Returns False if the ballot was encrypted for another public key.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False

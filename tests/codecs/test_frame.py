@@ -115,11 +115,11 @@ def test_invalid_varints_are_rejected(data):
         (lambda f: reseal(f[:4] + b"\x03" + f[5:], 401), "the scope 3 is unknown"),
         (
             lambda f: reseal(f[:9] + varint(402) + f[10:], 401),
-            "402 coordinates, but the vector has 401",
+            "402 coordinates are encoded, but the vector has 401",
         ),
         (
             lambda f: reseal(f[:9] + b"\x00" + f[10:], 401),
-            "bytes follow, although the coordinate count is 0",
+            "bytes follow the coordinate count, although it is 0",
         ),
     ],
 )
