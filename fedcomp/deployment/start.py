@@ -60,9 +60,9 @@ INSECURE = (
 SIMULATION_ONLY = {
     "network": "--network simulates the network of a simulation's clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes a simulation's clients Byzantine; leave --attack out, or use fedcomp sim",
-    "cohort_batch": "--cohort-batch applies to simulations only; leave it out, because the clients of a deployment train in their own processes",
-    "residuals": "--residuals applies to simulations only; leave it out, because each client of a deployment keeps its state on its own disk",
-    "engine": "--engine applies to simulations only; leave it out, because the clients of a deployment train in their own processes",
+    "cohort_batch": "--cohort-batch applies to simulations only; leave it out, because the clients of a deployment train by themselves",
+    "residuals": "--residuals applies to simulations only; leave it out, because each deployed client keeps its state on its own disk",
+    "engine": "--engine applies to simulations only; leave it out, because the clients of a deployment train by themselves",
     "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out, because a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
