@@ -66,8 +66,8 @@ SIMULATION_ONLY = {
     "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out, because a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
-# The size limit of a report (a client's message with its update) is a sum: UPDATE_BYTES per parameter, which suffice for an uncompressed
-# update; BALLOT_BYTES per parameter and client of a round, for sealed ballots (encrypted votes); and SPARE_BYTES.
+# The size limit of a client's encoded update is a sum: UPDATE_BYTES per parameter, which suffice for an uncompressed update; BALLOT_BYTES
+# per parameter and client of a round, for sealed ballots (encrypted votes); and SPARE_BYTES.
 UPDATE_BYTES, BALLOT_BYTES, SPARE_BYTES = 8, 1 / 4, 1 << 20
 # The size limit of a message to a relay is MAX_RELAY_MODELS times the model's size in float32, plus SPARE_BYTES.
 MAX_RELAY_MODELS = 16

@@ -2,6 +2,6 @@
 
 A Flower App consists of a ServerApp and a ClientApp. `fedcomp server start` starts Flower's server program `flower-superlink`, submits an
 App whose ServerApp runs the rounds, and displays their progress. The App contains no code. It only names modules of fedcomp, which must be
-installed on the server and on each client. `fedcomp client` starts Flower's client program `flower-supernode`, which runs the ClientApp. The
-ClientApp stores the client's state in the client's state folder.
+installed on the server and on each client. `fedcomp client` starts Flower's client program `flower-supernode`, which runs the ClientApp.
+The ClientApp stores the client's state in the client's state folder.
 """

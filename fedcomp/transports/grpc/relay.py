@@ -32,8 +32,9 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
-    "enrol the client with fedcomp keys add; relays cannot connect to another relay"
+    "the server of this relay does not accept the key of this client, because the key is not enrolled, has expired, was revoked or "
+    "renewed, or belongs to a relay; enrol a new client with fedcomp keys add, renew an expired or revoked key with fedcomp keys renew, "
+    "and give a client the enrolment file with its newest key; relays cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # size limit of messages with the run's terms or the accepted keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
@@ -116,7 +117,7 @@ class Relay:
     async def run(self) -> Farewell:
         """Serve clients until the run is over, and return the server's farewell. May be called only once.
 
-        Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
+        Raises UnreachableError if the server cannot be reached or the connection to it is lost, and UserError if it refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
             messages: AsyncIterator[object] = self.connection.messages()
@@ -151,7 +152,9 @@ class Relay:
                     await self.port.send_farewell(message, stay=not self.served)
                     return message
                 self._handle(message)
-            raise UnreachableError(f"{self.server} ended the connection", "closed")
+            raise UnreachableError(
+                f"the server at {self.server} has ended the connection", "closed"
+            )
         finally:
             self.port.stop()
             writing.cancel()
@@ -257,7 +260,10 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. If the relay adds no updates, consecutive reports share messages of up to wire.PART_BYTES bytes."""
+        """Queue a report. If the relay adds no updates, the report joins the last queued message if that has reports and enough space.
+
+        A message with several reports has at most wire.PART_BYTES bytes.
+        """
         head, *entry = relay_wire.encode_reports([answer])
         last = self.outgoing[-1] if self.outgoing and self.adder is None else None
         if (

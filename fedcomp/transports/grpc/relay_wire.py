@@ -20,7 +20,7 @@ from .wire import Kind, Refused
 
 CACHE_BYTES = 64 << 20  # size limit of a relay's frame cache
 BUNDLE_BYTES = 4 << 20  # a message with assignments is full when it has this many bytes
-KEY_HASH = 32  # bytes
+KEY_HASH = 32  # length in bytes of the hash of a public key
 UNTIL_ALL = -1.0  # value of `wait_s` with which the relay waits for all clients
 AssignmentId = tuple[int, int]  # logical client id and sequence number of an assignment
 
@@ -65,17 +65,14 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until at most CACHE_BYTES bytes or one frame are left.
-
-        Yield the removed frames' numbers.
-        """
+        """Remove the least recently used frames, and yield their numbers, until the cache has at most CACHE_BYTES bytes or one frame."""
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
             self.size -= len(frame)
             yield number
 
 
-# Messages of the kinds in ENTRY_FIELDS are lists of entries. KEYS and WITHDRAW messages have any number of entries, all others have one.
+# Messages of the kinds in ENTRY_FIELDS are lists of entries. KEYS and WITHDRAW messages have any number of entries, the other kinds one.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
@@ -169,7 +166,7 @@ def encode_bundle(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode a message with assignments, and update the cache `frames` (number → frame) as the message says."""
+    """Decode a message with assignments. Add its new frames to the cache `frames` (number → frame), and remove those that it names."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)
