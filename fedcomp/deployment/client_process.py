@@ -183,10 +183,10 @@ class ClientProcess:
         self._ended = True
 
     def run(self) -> None:
-        """Answer the server's messages until the run is over for every client, or the client has failed.
+        """Answer the server's messages until every client has ended, because its run is over or because it has failed.
 
-        If clients have failed, raises the error of the failed client that comes first in `clients`, such as UserError if it cannot take
-        part or cannot reach the server in time.
+        If clients have failed, raises the error of the failed client that comes first in `clients`. It is a UserError if this client cannot
+        take part or cannot reach the server in time.
         """
         limit = asyncio.Semaphore(MAX_CONNECTS)
         clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]

@@ -99,7 +99,9 @@ class ClientSetup:
     partitions: int | None = None  # number of partitions, None for one per client of the run
     # Public key of each client by logical id (compressed P-384 point), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = False  # whether the client takes part only if ballots are sealed (encrypted)
+    sealed: bool = (
+        False  # whether the client takes part only if it sends sealed ballots (encrypted votes)
+    )
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 
@@ -118,7 +120,7 @@ def session_for(
     algorithm = make_client_algorithm(config.strategy)
     if setup.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
-            f"this client accepts only sealed ballots (--sealed), but the server's strategy is '{config.strategy}'; "
+            f"this client sends only sealed ballots (--sealed), which the server's strategy '{config.strategy}' does not use; "
             "leave --sealed out if the server may read this client's updates"
         )
     client_id = invitation.client if invitation.client >= 0 else setup.client_id
@@ -139,7 +141,7 @@ def session_for(
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(
-            f"the run has another model (layout {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
+            f"the run has another model (hash of tensor shapes {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
     if fingerprint != invitation.layout:

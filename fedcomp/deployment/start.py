@@ -1,7 +1,7 @@
 """The server of a deployment. A deployment is a run whose clients are separate processes, usually on other machines.
 
 The server checks the options, runs the rounds and writes summary.json. It exchanges messages with the clients over gRPC, or over another
-transport that the caller gives (deployment/flower).
+transport that the caller gives, such as Flower's (deployment/flower).
 """
 
 import dataclasses
@@ -60,9 +60,9 @@ INSECURE = (
 SIMULATION_ONLY = {
     "network": "--network simulates the network of a simulation's clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes a simulation's clients Byzantine; leave --attack out, or use fedcomp sim",
-    "cohort_batch": "--cohort-batch applies to simulations only; leave it out, because the clients of a deployment train by themselves",
+    "cohort_batch": "--cohort-batch applies to simulations only; leave it out, because deployed clients train outside the server's process",
     "residuals": "--residuals applies to simulations only; leave it out, because each deployed client keeps its state on its own disk",
-    "engine": "--engine applies to simulations only; leave it out, because the clients of a deployment train by themselves",
+    "engine": "--engine applies to simulations only; leave it out, because deployed clients train outside the server's process",
     "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out, because a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
@@ -102,8 +102,8 @@ def serve(
     """Run the server of a deployment. Return the content of summary.json.
 
     The first round waits until all `config.clients` clients have joined; in a resumed run with a deadline, this wait has a time limit.
-    `opened(port)` is called when clients can connect. If the run is interrupted, call this function again with `config.resume`. Raises
-    UserError for invalid options before anything is written.
+    `opened(port)` is called when clients can connect. To continue an interrupted run, call this function again with `config.resume` set.
+    Raises UserError for invalid options before anything is written.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
@@ -212,7 +212,7 @@ class Deployment(ServerRun):
     def _check_task(self, test: Examples | None) -> Layout:
         """Return the layout (tensor names and shapes) of the model.
 
-        Check the task and its partition into clients with the server's data. If the server has no data, check only the model.
+        Check the task and the partition of the server's data among the clients. If the server has no data, check only the model.
         """
         if self.data is None:
             return layout_of(self.task)

@@ -1,9 +1,10 @@
 """Addition of encoded updates (frames) at relays. A relay is a process that forwards messages between the server and a group of clients.
 
 With --relays, a relay sends the server the sum of its clients' frames, to save bandwidth. A relay adds frames without decoding them. This
-needs a linear codec: two frames can be combined to the frame of the sum of their updates. The server still receives one report (message
-with an update) per client, because it must tell each client whether its update was accepted. One report carries the sum, and the reports of
-the other clients carry no frame. The server divides the sum by the number of updates, so all clients have the same weight.
+needs a linear codec, with which two frames can be combined into a frame of the sum of both updates. The server still receives one report
+(message with an update) per client, because the server must tell each client whether its update was accepted. One report carries the sum,
+and the reports of the other clients carry no frame. The server divides the sum by the number of updates, so all clients have the same
+weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +71,7 @@ def _largest_sum(
 ) -> tuple[bytes, dict[int, str]]:
     """Divide frames into groups whose frames can be added to each other. Return the sum of the largest group.
 
-    Also return, by index of each frame that is not in this sum, the reason.
+    Also return why the other frames are not in this sum: a mapping from the index of each frame to the reason.
     """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
@@ -111,7 +112,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"a relay adds s2 updates of equal size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
+        why = f"a relay adds only s2 frames of equal size, but with --uplink {uplink} the size varies; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:

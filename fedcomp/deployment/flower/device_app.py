@@ -30,8 +30,8 @@ from ..handshake import ClientSetup
 
 FOLDER = "fedcomp-state"  # key in Flower's node config for the path of the state folder
 SETUP, INVITED, MESSAGES = "setup.json", "invitation.bin", "messages.jsonl"
-INVITATION = "invitation"  # name of the entry in INVITED
-REFUSED = "refused"  # event name of the log message which says why the client cannot take part
+# INVITATION: name of the entry in the file INVITED. REFUSED: event name of the log message which says why the client cannot take part.
+INVITATION, REFUSED = "invitation", "refused"
 
 app = ClientApp()
 

@@ -15,7 +15,7 @@ ENDED, FAILED = "ended", "failed"  # the last event: the run is complete, or has
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its methods to a file. Call `forward` to write ENDED, which is not a method."""
+    """A callback that writes each call of its methods to a file. Call `forward(ENDED)` to write that the run is complete."""
 
     def __init__(self, file: TextIO):
         self.file = file

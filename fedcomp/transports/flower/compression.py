@@ -1,4 +1,4 @@
-"""A Flower mod (a function that Flower calls around a ClientApp) that compresses the updates of an existing ClientApp.
+"""A Flower mod that compresses the updates of an existing ClientApp. Flower passes an app's messages through its mods.
 
     app = ClientApp(mods=[compression_mod()])
 
@@ -118,7 +118,7 @@ def _answer(
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             client.save(storage)
-    except FedcompError as error:  # the model could not be decoded: answer without calling the app
+    except FedcompError as error:  # the model could not be decoded, so do not call the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)

@@ -44,7 +44,7 @@ class JoiningTransport(GridTransport):
         self.invitation, self.n_clients = invitation, clients
         self.on_joined, self.on_left = on_joined, on_left
         self.on_late_answer, self.warn = on_late_answer, warn
-        self._joined: dict[int, int] = {}  # node → client
+        self._joined: dict[int, int] = {}  # by node id: logical client id
         self._invited: dict[str, int] = {}  # by message id of an invitation: the invited node
         self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}

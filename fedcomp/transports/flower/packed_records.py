@@ -46,7 +46,7 @@ class Parcel(WireMessage):
         return cls(message.pack(), record, heads, [array.data for _, array in arrays])
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
-        """Return `content` with this Parcel in place of the record `key`, or appended if there is no such record."""
+        """Return `content` with this Parcel in place of the record `key`, or at the end if `content` has no such record."""
         packed = to_records(self)[MESSAGE]
         others = [(name, record) for name, record in content.items() if name != MESSAGE]
         put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]

@@ -155,7 +155,7 @@ class Model:
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Apply a broadcast to the model: the compressed difference between the strategy's result `arrays` and the model.
+        """Apply a broadcast to the model, which encodes (with error feedback) how the strategy's result `arrays` differs from the model.
 
         Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes than the model's. On an error,
         the model does not change.
@@ -175,7 +175,7 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
     """Return the replies that cannot be averaged with most other replies: the reason by index in `replies`.
 
     A reply needs one MetricRecord with a positive metric `weight` and, if `trained`, one ArrayRecord. The records and metrics must have the
-    same names as in most replies. These replies must be left out, because Flower would end the run at one of them.
+    same names as in most replies. The caller must leave the returned replies out, because Flower would end the run at the first of them.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

@@ -31,7 +31,7 @@ class Admission:
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
         # Token buckets that limit the number of joins, by identity of a client or relay: (number of tokens, `time.monotonic()` of the last
-        # update).
+        # update). A join takes one token. For identities, see `Stream.identity` and `Stream.relay_identity`.
         self._tokens: dict[object, tuple[float, float]] = {}
         # Subjects of warnings that were already given: client ids that are not in the run, and hosts that flooded the port over a
         # connection on which no client had joined.

@@ -21,7 +21,7 @@ class Left(NamedTuple):
 
 
 class AnsweredLate(NamedTuple):
-    """A client answered an assignment too late: the server no longer waits for the answer."""
+    """A client answered an assignment too late, after the server has stopped waiting for the answer."""
 
     client: int
 

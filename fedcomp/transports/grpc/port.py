@@ -39,9 +39,10 @@ CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.01, 50, 10
 CUT_S = 0.05  # time between cutting two frozen connections
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
-# A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
+# A client's silence is counted in ticks of a timer, which has SILENT_TICKS ticks in `silence_s` seconds. While this process is suspended,
+# no ticks are counted, so no client is disconnected for this reason.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
-SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
+SILENT_TICKS = 16  # ticks without a message after which a client is disconnected
 # Size limit of a report without its frame (encoded update). A relay sends several reports in one message, so its limit is higher by
 # MAX_RELAYED_HEAD_BYTES for each of its clients.
 MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
@@ -239,7 +240,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection immediately, because a client that does not read could keep its stream open."""
+        """End a stream by cutting its connection. Without this, a client that reads nothing could keep its stream open."""
         self.leave(stream)
         stream.closing = True
         self.traffic.cut(stream.peer)
@@ -280,7 +281,10 @@ class Port:
     # Messages from clients and relays.
 
     def _handle_message(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message from a client or relay. Raises ProtocolError or EndStream."""
+        """Handle one gRPC message from a client or relay.
+
+        Raises ProtocolError for a malformed or unexpected message, and EndStream if the client or relay is refused.
+        """
         if stream.closing:
             return
         if stream.joined:
@@ -300,7 +304,7 @@ class Port:
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
         else:
-            raise ProtocolError(f"an unexpected {kind.name} message arrived")
+            raise ProtocolError(f"a {kind.name} message is not allowed at this point")
 
     def _largest_message(self, stream: Stream) -> int:
         """Return the size in bytes of the largest multi-part message that a client or relay may send now, or 0 if it may send none."""
@@ -366,7 +370,7 @@ class Port:
             self._send_assignment(connection, pending)
 
     def join_relayed(self, client: RelayedClient) -> None:
-        """Let a client join that is connected to a relay. If the client is refused, tell the relay to disconnect it."""
+        """Let a client of a relay join the run. If the client is refused, tell the relay to disconnect it."""
         try:
             self.admission.check_relayed(client)
         except EndStream as end:
@@ -377,7 +381,7 @@ class Port:
         self._join(client, client.presence)
 
     def _join_relay(self, stream: Stream) -> None:
-        """Send a relay the terms of the run and the table of accepted keys. Close an older connection of the same relay."""
+        """Send a relay the terms of the run (RelayTerms) and the accepted keys of clients. Close an older connection of the same relay."""
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
@@ -441,7 +445,7 @@ class Port:
             self._refuse(connection, "server", refused.reason, refused.retry)
 
     def recheck_keys(self) -> None:
-        """Close connections whose keys are no longer accepted, and count their assignments as lost. Send relays the new table of keys."""
+        """Close connections whose keys are no longer accepted, and count their assignments as lost. Send relays the accepted keys again."""
         keys = self.settings.keys
         if keys is None or keys.problem:
             return

@@ -1,7 +1,7 @@
 """A relay, which serves many clients on its port and forwards their messages over one connection to the server.
 
-A relay runs in the event loop of the gRPC streams. It stores nothing on disk, so it can be restarted at any time: clients store their own
-states, and the server sends unanswered assignments again when clients reconnect.
+A relay runs in the event loop of the gRPC streams. It stores nothing on disk. It can be restarted at any time, because clients store their
+own states, and the server sends unanswered assignments again when clients reconnect.
 """
 
 import asyncio
@@ -106,7 +106,8 @@ class Relay:
         self.numbers = itertools.count(1)  # numbers of the clients' connections
         self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
+        # By client: the answer whose update the relay will add to the updates of other clients.
+        self.to_add: dict[int, Answer] = {}
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether to wait for all reports before adding updates
         # Messages to the server: an encoded message, or a function that adds updates and returns the encoded message. The function runs in
@@ -276,7 +277,7 @@ class Relay:
             self._queue([head, *entry])
 
     async def _write(self) -> None:
-        """Send the queued messages in order. An error ends the connection to the server."""
+        """Send the queued messages in order. On an error, make `run` raise the error."""
         try:
             while True:
                 await self.queued.wait()

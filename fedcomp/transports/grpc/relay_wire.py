@@ -1,8 +1,8 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
 A relay has one stream for all of its clients. The server sends the relay a frame (an encoded vector) only once, even if several assignments
-contain it: the server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames
-the relay removes from its cache.
+contain it. For this purpose, the server numbers frames, the relay caches them, and assignments refer to frames by number. The server also
+decides which frames the relay removes from its cache.
 """
 
 import itertools
@@ -206,9 +206,9 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
 def decode_reports(
     reader: Reader, pending_assignment: Callable[[int, int], Assignment | None]
 ) -> Iterator[tuple[int, int, Report | None]]:
-    """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
+    """Yield the client, the assignment's sequence number and the report of each entry of a REPORTS message.
 
-    `pending_assignment(client, sequence)` returns the open assignment, or None.
+    The report is None if its assignment is no longer open. `pending_assignment(client, sequence)` returns the open assignment, or None.
     """
     while reader.remaining:
         client = reader.varint()

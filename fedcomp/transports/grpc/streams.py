@@ -126,7 +126,7 @@ class Stream:
 
 
 class ConnectedRelay:
-    """A relay that is connected to the server: its stream, its clients by logical id, and the frames that it has cached."""
+    """A relay that is connected to the server: its stream, its clients by logical id, and the frames (encoded vectors) in its cache."""
 
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
@@ -140,7 +140,7 @@ class ConnectedRelay:
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. All queued assignments are sent together as soon as the relay has received the earlier messages."""
+        """Queue an assignment. Once gRPC has accepted the earlier messages, queued assignments share messages of about BUNDLE_BYTES."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
@@ -196,7 +196,7 @@ class ConnectedRelay:
                 self._unanswered[client_id] -= 1
                 port.pending.answer(client_id, Lost(reason, stage))
         else:
-            raise ProtocolError(f"a relay sent an unexpected {kind.name} message")
+            raise ProtocolError(f"a relay must not send a {kind.name} message after it has joined")
 
     def _handle_reports(self, reader: Reader) -> None:
         """Handle a message with clients' reports.

@@ -172,7 +172,10 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode an invitation, its answer (presence), a farewell or relay terms as a list of byte strings."""
+    """Encode an Invitation, Presence, Farewell or RelayTerms as a list of byte strings.
+
+    `invitation`: the invitation sent on the stream, from which the base message is made.
+    """
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
