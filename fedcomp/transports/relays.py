@@ -112,7 +112,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"a relay adds only s2 frames of equal size, but with --uplink {uplink} the size varies; {advice}, or s2:columns=N"
+        why = f"a relay adds s2 frames of equal size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
