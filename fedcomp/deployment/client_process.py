@@ -34,9 +34,7 @@ from .handshake import STACK_BYTES
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server; the last repeats
 MAX_SAVES = 16  # number of threads that write client states to disk
 MAX_CONNECTS = 64  # largest number of clients that connect at the same time
-LOG_INTERVAL_S = (
-    0.2  # longest time between two prints of queued log messages while no client trains
-)
+LOG_INTERVAL_S = 0.2  # while no client trains: longest time between two prints of log messages
 COMBINE_S = 1.0  # how long a log message waits for equal messages of other clients, to be combined with them
 REFUSAL_S = 5.0  # time limit to send the server the reason why a client cannot take part
 # The size limit of a message from the server is MAX_MODELS times the model's size in float32, plus SPARE_BYTES.

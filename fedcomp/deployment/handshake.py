@@ -99,9 +99,7 @@ class ClientSetup:
     partitions: int | None = None  # number of partitions, None for one per client of the run
     # Public key of each client by logical id (compressed P-384 point), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = (
-        False  # whether the client takes part only if it sends sealed ballots (encrypted votes)
-    )
+    sealed: bool = False  # whether the client sends only sealed ballots (encrypted votes)
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 

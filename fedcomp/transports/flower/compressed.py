@@ -4,9 +4,9 @@
 
 Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still sends, receives and aggregates complete models
 (ArrayRecords). Before a message is sent, the wrapper replaces the model by the compressed model changes (broadcasts) that the client has
-missed. A client replies with its compressed update. Both sides use error feedback, as in Sattler et al. 2019, algorithm 2. In that paper,
-the server averages the updates. With this wrapper, the wrapper rebuilds each client's model from its update, and the wrapped strategy
-aggregates these models. The server rejects a malformed reply and logs the reason.
+missed. A client replies with its compressed update, from which the wrapper rebuilds the client's model for the wrapped strategy. Both sides
+use error feedback, as in Sattler et al. 2019, algorithm 2. In that algorithm, however, the server averages updates, not models. The wrapper
+rejects a malformed reply and logs the reason.
 """
 
 import logging

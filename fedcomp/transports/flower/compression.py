@@ -7,9 +7,9 @@ The mod decodes the server's message into the ArrayRecord that the app expects. 
 returns and the arrays that it received. The mod compresses the update with error feedback. The server chooses the codecs and names them in
 each message. The client chooses the error-feedback memory.
 
-A SuperNode (Flower's client program) starts a new process for each message, and loses the client's Context (Flower's storage for an app's
-state) when it ends. The mod therefore writes a client's state to a file, one per run, before it returns a reply. In Flower's simulation
-engine, the mod stores the state in the client's Context.
+A SuperNode (Flower's client program) starts a new process for each message. When the SuperNode ends, the client's Context (Flower's storage
+for an app's state) is lost. The mod therefore writes a client's state to a file, one per run, before it returns a reply. In Flower's
+simulation engine, the mod stores the state in the client's Context.
 """
 
 import json

@@ -155,7 +155,7 @@ class Model:
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Apply a broadcast to the model, which encodes (with error feedback) how the strategy's result `arrays` differs from the model.
+        """Move the model towards the strategy's result `arrays`: encode their difference with error feedback, and add it to the model.
 
         Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes than the model's. On an error,
         the model does not change.

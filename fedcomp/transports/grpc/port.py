@@ -248,9 +248,9 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a client's connection from the joined connections, and start the time limit for a reconnection if it has an assignment.
+        """Remove a client's connection from the joined connections. For the stream of a relay, do this for all clients of the relay.
 
-        For the stream of a relay, do this for all clients of the relay.
+        If a removed client has an open assignment, start the time limit for its reconnection.
         """
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)

@@ -123,8 +123,8 @@ class GrpcTransport:
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
         """Replace queued updates by `Lost` if a relay may have added them to the update of a client in `withdrawn`.
 
-        The server does not wait for the updates of these clients any more. It cannot subtract such an update from the relay's sum, so it
-        uses no update in the sum. `first`: index in `_deliveries` of the first delivery to check.
+        The server no longer waits for the updates of the clients in `withdrawn`. It cannot subtract such an update from a relay's sum, so
+        it uses none of the updates in the sum. `first`: index in `_deliveries` of the first delivery to check.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):

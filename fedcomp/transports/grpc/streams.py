@@ -55,9 +55,7 @@ class Stream:
         self.last_sent = self.last_answered = 0
         # Number of assignments sent. The client or relay may send at most this number of multi-part messages.
         self.n_assignments = 0
-        self.silent_ticks = (
-            0  # how often the port has found the stream silent since its last message
-        )
+        self.silent_ticks = 0  # number of checks since the client's or relay's last message
         self.pinged = False  # whether a PING is unanswered
         self.closing = False
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.

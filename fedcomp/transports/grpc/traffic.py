@@ -251,7 +251,7 @@ class PortTraffic:
         self._accepting = accepting
 
     def _discard(self, peer: Peer, stop: Callable[[socket.socket], None]) -> None:
-        """Call `stop` with a connection, to end its data. Then discard the received data that gRPC has not read."""
+        """Call `stop` with the socket of a connection, so that no more data arrive. Then discard the data that gRPC has not read yet."""
         descriptor, _ = self._live[peer]
         with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
             if found == peer:
