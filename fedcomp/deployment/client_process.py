@@ -1,8 +1,9 @@
 """The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
-Clients join and train in the thread that calls `run`. The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are
-answered while clients train. The clients of one process share the data. They also share a session (the model and the clients' states) and
-train together, unless they sign sealed ballots (encrypted votes). If a client fails, the error is logged and the other clients continue.
+Clients join and train in the thread that calls `run`. Another thread (transports/grpc/io_loop.py) serves the connections, so that the
+server's pings are answered while clients train. The clients of one process share the data. They also share a session (the model and the
+clients' states) and train together, unless the strategy uses sealed ballots (encrypted votes). If a client fails, its error is logged, and
+the other clients of the process continue.
 """
 
 import asyncio
@@ -30,20 +31,23 @@ from . import log_messages
 from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
 
-RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server
+RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server; the last repeats
 MAX_SAVES = 16  # number of threads that write client states to disk
 MAX_CONNECTS = 64  # largest number of clients that connect at the same time
-LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
-COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
+LOG_INTERVAL_S = 0.2  # while no client trains: longest time between two prints of log messages
+COMBINE_S = 1.0  # how long a log message waits for equal messages of other clients, to be combined with them
 REFUSAL_S = 5.0  # time limit to send the server the reason why a client cannot take part
-# The largest message from a server has MAX_MODELS times the model's size in float32, plus SPARE_BYTES.
+# The size limit of a message from the server is MAX_MODELS times the model's size in float32, plus SPARE_BYTES.
 MAX_MODELS, SPARE_BYTES = 16, 64 << 20
 JITTER = random.Random()  # generator of random pauses, independent of the seed of the run
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment (key and certificate) of a client or relay. None: the connection has no TLS."""
+    """The address of a server, and the enrolment (key and certificate) with which a client or relay connects to it.
+
+    If `enrolment` is None, the connection has no TLS.
+    """
 
     host: str
     port: int
@@ -61,7 +65,7 @@ class Target:
         return Credentials(e.certificate.encode(), e.private_key.encode(), e.ca.encode())
 
     def check(self) -> None:
-        """Raise UnreachableError with the cause if the server cannot be reached."""
+        """Connect to the server and disconnect again. Raises UnreachableError with the cause if the server cannot be reached."""
         contact(self.host, self.port, self.enrolment)
 
 
@@ -76,10 +80,11 @@ class Retries:
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
-        """Return the pause before the next attempt in seconds, and a log message unless the same message was already logged.
+        """Return the pause before the next attempt in seconds, and a log message about `error`, or None if it was already logged.
 
-        Raises `error` if further attempts cannot help, or if `patience_s` seconds (None: no limit) have passed since the first failed
-        attempt. The time limit is needed because a client cannot distinguish an unreachable server from a run that is over.
+        `pauses_s`: the pauses between attempts, of which the last repeats. Raises `error` if further attempts cannot help, or if
+        `patience_s` seconds (None: no limit) have passed since the first failed attempt. The time limit is needed because a client cannot
+        distinguish a server that is down for a while from a run that is over.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -91,7 +96,7 @@ class Retries:
             retry = f"trying again in {pause_s:g} s"
         else:
             end = "without a time limit" if patience_s is None else f"for {patience_s:g} s in all"
-            retry = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run may be over"
+            retry = f"trying every {pause_s:g} s from now on, {end} (the server may be down, or the run may be over)"
         entry = LogMessage(
             f"{error}; {retry}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
         )
@@ -105,7 +110,7 @@ class Retries:
 
 @dataclass
 class HostedClient:
-    """A client of the process, with its server and its failed attempts to connect."""
+    """A client of the process, with the server to which it connects and its failed attempts to connect."""
 
     target: Target
     client: DeployedClient
@@ -160,7 +165,8 @@ class ClientProcess:
         self.stay = stay
         self.retry_s = retry_s
         setup = next(iter(self.clients.values())).client.setup
-        with setup.shared.lock:  # no other thread may use torch's random generator during model()
+        # The lock keeps other threads from using torch's random generator while `model()` draws the initial weights.
+        with setup.shared.lock:
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         # Largest number of clients that train together.
         self.at_once = max(1, STACK_BYTES // (4 * self.numel))
@@ -171,13 +177,14 @@ class ClientProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return soon after the clients that are training have answered. Any thread may call this method."""
+        """Make `run` return as soon as the clients that train now have answered. Any thread may call this method."""
         self._ended = True
 
     def run(self) -> None:
-        """Answer the server's messages until every client has ended.
+        """Answer the server's messages until every client has ended, because its run is over or because it has failed.
 
-        Raises the error of the first client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
+        If clients have failed, raises the error of the failed client that comes first in `clients`. It is a UserError if this client cannot
+        take part or cannot reach the server in time.
         """
         limit = asyncio.Semaphore(MAX_CONNECTS)
         clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]
@@ -192,7 +199,7 @@ class ClientProcess:
             if self._single:
                 raise first
             count = f"{len(failed)} of {len(self.clients)} clients could not continue"
-            raise type(first)(f"{count}: {named_clients(failed)}; {first}")
+            raise type(first)(f"{count}: {named_clients(failed)}; the first reason: {first}")
 
     @property
     def _single(self) -> bool:
@@ -340,7 +347,7 @@ class ClientProcess:
     def _queue_message(
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
-        """Queue a log message for up to `combine_s` seconds, in which equal messages of other clients are combined with it."""
+        """Queue a log message. It waits `combine_s` seconds for equal messages of other clients, to be combined with them."""
         due_s = time.monotonic() + (0.0 if self._single else combine_s)
         with self._log_lock:
             self._unlogged.setdefault(str(entry), (set(), entry, due_s))[0].add(hosted.id)

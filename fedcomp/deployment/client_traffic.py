@@ -14,17 +14,17 @@ class ClientTraffic:
 
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
-        # Bytes in earlier records: of the whole port, and by client.
+        # Bytes that earlier calls of `take` have returned, of the whole port and by client.
         self._total = NOTHING
         self._recorded: dict[int, WireBytes] = {}
 
     def take(
         self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]
     ) -> tuple[WireBytes | None, tuple[ClientRecord, ...]]:
-        """Return the bytes at the port since the last call (None if the platform does not count bytes), and a record for each client that
-        was drawn for the round or was sent an assignment.
+        """Return the bytes at the server's port since the last call, and a record for each client of the round.
 
-        `metrics`: by client, the metrics that the client reported.
+        The bytes are None if the operating system does not count the bytes of connections. A client of the round was drawn for its cohort
+        or was sent an assignment. `metrics`: by client, the metrics that the client reported.
         """
         frames, report = result.traffic, self.transport.traffic()
         rejected = {rejection.client: rejection for rejection in result.rejections}
@@ -33,7 +33,7 @@ class ClientTraffic:
             total, self._total = report.total.minus(self._total), report.total
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
-            # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
+            # `counted` is None if bytes are not counted, or if the client is connected through a relay.
             counted = by_client.get(client)
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING

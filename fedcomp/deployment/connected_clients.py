@@ -1,4 +1,7 @@
-"""The clients of a deployment: a round waits until enough clients are connected. Joining, leaving and missing clients are reported."""
+"""The record of a deployment's connected clients. A round waits until enough clients are connected.
+
+Callbacks are told which clients have joined, have left, or are missing.
+"""
 
 import time
 from collections import Counter
@@ -16,8 +19,9 @@ MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects, in rounds
 class ConnectedClients(Availability):
     """The clients that have joined a run. `waited_s`: total time for which rounds have waited for clients, in seconds.
 
-    A client that has missed k deadlines in a row and reconnects may take part again min(2^(k − 1), 64) rounds after the last of these
-    deadlines. A client that crashes in every round therefore delays few rounds.
+    A client misses a deadline if its answer does not arrive in time. After k missed deadlines in a row, a client that reconnects may take
+    part again min(2^(k − 1), 64) rounds after the round of the last deadline. This limits the number of rounds that are delayed by a
+    client that crashes in every round.
     """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -34,7 +38,7 @@ class ConnectedClients(Availability):
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
         self._missing: list[int] = []  # missing clients, as last reported
-        # Connected clients as last reported by a round that waits for more clients. None: no round waits.
+        # Connected clients, as last reported while a round waited for more. None if the last report said that enough are connected.
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
@@ -57,7 +61,7 @@ class ConnectedClients(Availability):
             time.sleep(PAUSE_S)
 
     def mark_silent(self, clients: Iterable[int]) -> None:
-        """Record that clients missed a deadline, or did not connect while a round waited for them."""
+        """Record that clients missed a deadline, or did not reconnect while a round waited for them."""
         for client in (new := set(clients) - self.silent):
             self._misses[client] += 1
             pause = min(1 << self._misses[client] - 1, MAX_PAUSE_ROUNDS)
@@ -113,7 +117,8 @@ class ConnectedClients(Availability):
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().on_warning(
-                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
-                "they are disconnected or missed a deadline; each takes part again after it answers, or some rounds after it reconnects"
+                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)} "
+                "(disconnected, or missed a deadline); a client takes part again after its late answer arrives, or some rounds after it "
+                "reconnects"
             )
         self._missing = missing

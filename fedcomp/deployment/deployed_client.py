@@ -1,6 +1,7 @@
-"""A client of a deployment: it joins runs, answers assignments with reports, and saves its state before each report is sent.
+"""A client of a deployment. It joins runs and answers the server's assignments (requests to train) with reports (updates).
 
-A client that is killed at any moment loses nothing: if it receives the same assignment after a restart, it sends the saved report again.
+With a state folder, a client saves its state and its report before the report is sent, so it can be killed at any moment. If it receives
+the same assignment after a restart, it sends the saved report again.
 """
 
 import json
@@ -23,16 +24,16 @@ from ..strategies.base import RoundState
 from ..strategies.sealed_election import SealedElectionClient, pack_signed, unpack_signed
 from .handshake import ClientSetup, session_for
 
-HEAD, REPORT = "head", "report"  # entries of a stored state
-KEY_FILE = "key.bin"  # file in the state folder
-SIGNED = "signed/"  # prefix of entries in the signature log; signed/3: signatures of client 3
+HEAD, REPORT = "head", "report"  # names of entries in a stored state
+KEY_FILE = "key.bin"  # file in the state folder, for the key of a client without an enrolment
+SIGNED = "signed/"  # prefix of names in the signature log; entry "signed/3": signatures of client 3
 
 
 class DeployedClient:
     """A client of a deployment, over any transport. `folder`: its state folder, or None to keep the state in memory only.
 
-    `key`: the private key of the client's enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key
-    pair, stores it in the state folder, and sends the server the public key when it joins.
+    `key`: the private key of the client's enrolment, with which it signs sealed ballots (encrypted votes), or None for a client without an
+    enrolment. Such a client makes its own key pair, stores it in the state folder, and sends the server the public key when it joins.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class DeployedClient:
         self.run = ""  # name of the run that the client has joined
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
-        # The report on the last assignment. To save memory, it is None if the folder has the report.
+        # The report on the last assignment, or None after it was saved in the folder.
         self._report: Report | None = None
-        # Round, phase, version and `_phase_inputs` of the last assignment that the client answered with an update.
+        # Round, phase, model version and `_phase_inputs` of the last assignment, or None if the client did not answer it with an update.
         self._answered: tuple[int, str, str, str] | None = None
         self._inputs = ""  # `_phase_inputs` of the last assignment
         self._saved = True  # whether the folder holds the current state
@@ -85,7 +86,7 @@ class DeployedClient:
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Handle an assignment, save the report and return it. Return None if the assignment is for another client.
+        """Handle an assignment, save the report and return it. Return None if the assignment is not for this client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -123,7 +124,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # If the error-feedback memory contains the report's frame, the frame is not stored a second time.
+        # The report's frame (encoded update) is not stored a second time if the error-feedback memory contains it.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
@@ -146,7 +147,7 @@ class DeployedClient:
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
     def _restore_signatures(self) -> None:
-        """Restore the signatures of this run from the signature log if the client returns to the run without its state."""
+        """Copy the signatures of this run to the signature log, or from it if the client returns to the run without its state."""
         state = self.round_state
         self._log_signatures(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
@@ -154,7 +155,10 @@ class DeployedClient:
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
-        """Restore the stored state if it belongs to this run, client and model. Otherwise, `save` replaces it after the first report."""
+        """Restore the stored state if it belongs to this run, client and model.
+
+        Otherwise, copy its signatures to the signature log, because `save` will overwrite it after the first report.
+        """
         if self.folder is None or not (stored := self.folder.load()):
             return
         try:
@@ -179,7 +183,7 @@ class DeployedClient:
         return report
 
     def _key_of(self, report: Report) -> tuple[int, str, str, str] | None:
-        """Return the value of `_answered` for a report on the last assignment: None if the report has no update."""
+        """Return the value of `_answered` for a report on the last assignment, or None if the report has no update."""
         if report.kind != UPDATE:
             return None
         return report.round, report.phase, report.version, self._inputs
@@ -195,7 +199,8 @@ class DeployedClient:
 def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:
     """Return the clients' reports on assignments. Clients that share a session train together.
 
-    The report is None if the assignment is for another client. Call `DeployedClient.save` before you send a client's report.
+    A report is None if the client has not joined the run, or if the assignment is for another client id. Call `DeployedClient.save` before
+    you send a client's report.
     """
     reports: list[Report | None] = [None] * len(assignments)
     by_session: dict[ClientSession, list[int]] = {}  # indices of assignments
@@ -227,7 +232,7 @@ def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[R
 
 
 def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
-    """Return the key of a client without an enrolment from its state folder. If there is none, make and store a key."""
+    """Return the private key that a client without an enrolment has stored in its state folder. If there is none, make and store one."""
     stored = folder.load(KEY_FILE) if folder else {}
     if KEY_FILE in stored:
         return parse_private_key(stored[KEY_FILE])
@@ -238,9 +243,9 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return the ticket of the last accepted update and the hash of the announced values, if any, in an assignment.
+    """Return the ticket of the client's last accepted update, followed by a hash of the values that the strategy announces, if any.
 
-    With round, phase and version, this text identifies an assignment that is sent again.
+    Two assignments are the same if this text, the round, the phase and the model version are equal.
     """
     if not assignment.announced:
         return assignment.accepted

@@ -1,6 +1,7 @@
-"""The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session.
+"""The handshake by which a client joins a run.
 
-An invitation contains no code. Its spec strings name code that is already installed on the client's machine.
+The client checks the options in the server's invitation, and makes a session, with which it trains and encodes its updates in this run. An
+invitation contains no code. Its spec strings (such as `stc:density=1%`) name code that is already installed on the client's machine.
 """
 
 import functools
@@ -46,13 +47,13 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # size limit of the updates that a process holds at once
+STACK_BYTES = 64 << 20  # size limit in float32 of the updates of clients that train together
 
 T = TypeVar("T")
 
 
 def pack_options(config: RunConfig) -> str:
-    """Return a run's options for an invitation: the options of CLIENT_OPTIONS that differ from their defaults, as JSON."""
+    """Return a run's options for an invitation as JSON. Options outside CLIENT_OPTIONS and options with default values are left out."""
     defaults = RunConfig()
     values = {name: getattr(config, name) for name in CLIENT_OPTIONS}
     return json.dumps({k: v for k, v in values.items() if v != getattr(defaults, k)})
@@ -92,12 +93,13 @@ class ClientSetup:
     task: Task
     train: Examples
     device: torch.device
-    client_id: int = -1  # logical id that a client without an enrolled key asks for
-    partition_id: int | None = None  # None if the client uses all data
-    partitions: int | None = None  # None: one partition for each client of the run
+    # Logical id (number of a client in the run) that a client without an enrolled key asks for, or -1.
+    client_id: int = -1
+    partition_id: int | None = None  # number of the client's partition, None if it uses all data
+    partitions: int | None = None  # number of partitions, None for one per client of the run
     # Public key of each client by logical id (compressed P-384 point), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = False  # whether the client takes part only if ballots are sealed (encrypted)
+    sealed: bool = False  # whether the client sends only sealed ballots (encrypted votes)
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 
@@ -107,16 +109,16 @@ def session_for(
     key: ec.EllipticCurvePrivateKey,
     log: SignatureLog,
 ) -> tuple[int, ClientSession]:
-    """Return the client's logical id, and a session in which the client has the state of a new client.
+    """Return the client's logical id, and a session with the state of a client that has not taken part in a round yet.
 
-    `key`: the private key with which the client signs sealed ballots. `log`: records the signatures made with `key`. Raises UserError
-    or ProtocolError if the client cannot accept the invitation.
+    `key`: the private key with which the client signs sealed ballots. `log`: the log in which the client records the signatures that it
+    makes with `key`. Raises UserError or ProtocolError if the client cannot accept the invitation.
     """
     config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
     if setup.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
-            f"this client accepts only sealed ballots (--sealed), but the server's strategy is '{config.strategy}'; "
+            f"this client sends only sealed ballots (--sealed), which the server's strategy '{config.strategy}' does not use; "
             "leave --sealed out if the server may read this client's updates"
         )
     client_id = invitation.client if invitation.client >= 0 else setup.client_id
@@ -137,13 +139,13 @@ def session_for(
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(
-            f"the run has another model (layout {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
+            f"the run has another model (hash of tensor shapes {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
     if fingerprint != invitation.layout:
         raise UserError(
-            f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
-            "load the same parameters on the server and on every client"
+            f"the frozen (untrained) parameters of --task {setup.task.name} differ from those of the server's model; the server does not "
+            "send frozen parameters, so load the same ones on the server and on every client"
         )
     if isinstance(algorithm, SealedElectionClient):
         ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log)

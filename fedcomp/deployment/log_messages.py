@@ -1,4 +1,4 @@
-"""The log messages of a client about runs and rounds: a sentence to print, with an event's name and values for the JSON log."""
+"""The log messages of a client about runs and rounds. Each has a sentence to print, and an event name and values for the JSON log."""
 
 from collections.abc import Sequence
 
@@ -33,9 +33,9 @@ def answered(assignment: Assignment, report: Report, downlink_bytes: int) -> Log
 def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     sentence = (
-        f"round {assignment.round}: this client does not accept the key that the server announces for {names}, because the key differs "
-        "from an earlier key of this run or from --roster; this client encrypts no ballot for this key and ignores ballots signed with it; "
-        "if the key was renewed, give the newest --roster and take part in the next run"
+        f"round {assignment.round}: this client does not accept the key that the server announces for {names}, because the server has "
+        "announced another key earlier in this run, or --roster has another key; this client encrypts no ballot for the announced key and "
+        "ignores ballots signed with it; if the key was renewed, give the newest --roster and take part in the next run"
     )
     return LogMessage(sentence, "unknown_key", round=assignment.round, clients=list(clients))
 

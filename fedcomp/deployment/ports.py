@@ -1,4 +1,4 @@
-"""Listening sockets, with which a server or relay checks before a run that its port is available."""
+"""Listening sockets, which a server or relay opens and closes before a run to check that its port is available."""
 
 import errno
 import socket
@@ -9,9 +9,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the host's first IPv4 address, or else its first IPv6 address. `::` means all addresses.
+    """Return a socket that listens at the host's first IPv4 address, or at its first IPv6 address if it has no IPv4 address.
 
-    Raises ConfigError if the port cannot be opened.
+    For the host `::`, the socket listens at all IPv6 addresses, and at all IPv4 addresses if the system supports this. Raises ConfigError
+    if the port cannot be opened.
     """
     if not 0 <= port <= 65535:
         raise ConfigError(

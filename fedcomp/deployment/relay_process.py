@@ -1,4 +1,7 @@
-"""The process of `fedcomp relay`, which keeps a relay connected to its server and logs messages for the operator."""
+"""The process of `fedcomp relay`. A relay forwards messages between a server and a group of clients.
+
+The process keeps the relay connected to its server, and logs messages for the operator.
+"""
 
 import asyncio
 import functools
@@ -15,9 +18,10 @@ from .ports import listen
 
 
 class RelayProcess:
-    """A relay on a port of this machine. `log_message`, `patience_s`, `stay` and `retry_s` are those of ClientProcess.
+    """A relay that connects to the server `target` and serves clients at `address` and `port` of this machine.
 
-    `opened` is called with the port number when clients can connect, in the thread of the gRPC event loop.
+    `log_message`, `patience_s`, `stay` and `retry_s` have the same meaning as in ClientProcess. `opened` is called with the port number
+    when clients can connect, in the thread of the gRPC event loop.
     """
 
     def __init__(
@@ -36,9 +40,9 @@ class RelayProcess:
         self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
-        # Log messages, and at the end an error that `run` raises, or None if the run is over.
+        # Log messages. The last item is an error, which `run` raises, or None, after which `run` returns.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # number of connected clients, or -1 if it was already reported
+        self._clients = 0  # number of connected clients to report, or -1 after it was reported
 
     def end(self) -> None:
         """Make `run` return. Any thread may call this method."""
@@ -94,7 +98,7 @@ class RelayProcess:
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()
         self.port = port  # clients know this port, so the relay uses it again after a reconnection
-        how = "adds their encoded updates" if terms.codec else "forwards their encoded updates"
+        how = "adds up their encoded updates" if terms.codec else "forwards each encoded update"
         server, where = self.target.address, join_address(self.address, port)
         sentence = f"the relay connects clients at {where} with the server {server} in a run of {terms.clients} clients, and {how}"
         values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}
@@ -102,7 +106,7 @@ class RelayProcess:
         self.opened(port)
 
     def _changed(self, clients: int) -> None:
-        """Report the number of connected clients if it stays the same for one second."""
+        """Report the new number of connected clients if it does not change again within one second."""
         self._clients = clients
         asyncio.get_running_loop().call_later(1.0, self._report_clients, clients)
 

@@ -1,4 +1,8 @@
-"""The server of a deployment, which checks the options, runs the rounds and writes the summary. The default transport is gRPC."""
+"""The server of a deployment. A deployment is a run whose clients are separate processes, usually on other machines.
+
+The server checks the options, runs the rounds and writes summary.json. It exchanges messages with the clients over gRPC, or over another
+transport that the caller gives, such as Flower's (deployment/flower).
+"""
 
 import dataclasses
 import json
@@ -46,25 +50,27 @@ from .connected_clients import ConnectedClients
 from .handshake import pack_options
 from .ports import LOOPBACK, listen
 
-ENGINE = "deployed"  # value of `engine` in the [resolved] table of config.toml
+# Value of `engine` in the [resolved] table of config.toml, which distinguishes a deployment's run folder from a simulation's.
+ENGINE = "deployed"
 INSECURE = (
-    "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
-    "for more than a trial, make keys with: fedcomp keys init"
+    "--insecure: no TLS and no keys, so anyone who can reach {where} can take part as any client, and read and change messages; "
+    "for more than a trial, make keys with fedcomp keys init, and leave --insecure out"
 )
-# Error messages for options that apply to simulations only. A deployment accepts their default values, and the values in ALLOWED.
+# Error messages for options that apply to simulations only. A deployment accepts only their default values, and the values in ALLOWED.
 SIMULATION_ONLY = {
-    "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
-    "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
-    "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client of a deployment trains by itself",
-    "residuals": "--residuals applies to virtual clients only; leave it out: each client keeps its state on its own disk",
-    "engine": "--engine applies to simulations only; leave it out: each client of a deployment trains by itself",
-    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves its state after every round",
+    "network": "--network simulates the network of a simulation's clients; leave --network out, or use fedcomp sim",
+    "attack": "--attack makes a simulation's clients Byzantine; leave --attack out, or use fedcomp sim",
+    "cohort_batch": "--cohort-batch applies to simulations only; leave it out, because deployed clients train outside the server's process",
+    "residuals": "--residuals applies to simulations only; leave it out, because each deployed client keeps its state on its own disk",
+    "engine": "--engine applies to simulations only; leave it out, because deployed clients train outside the server's process",
+    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out, because a server saves its state after every round",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
-# The largest report has UPDATE_BYTES per parameter for an uncompressed update, BALLOT_BYTES per parameter and client of a round for sealed
-# ballots (encrypted votes), and SPARE_BYTES.
+# The size limit of a client's encoded update is a sum: UPDATE_BYTES per parameter, which suffice for an uncompressed update; BALLOT_BYTES
+# per parameter and client of a round, for sealed ballots (encrypted votes); and SPARE_BYTES.
 UPDATE_BYTES, BALLOT_BYTES, SPARE_BYTES = 8, 1 / 4, 1 << 20
-MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
+# The size limit of a message to a relay is MAX_RELAY_MODELS times the model's size in float32, plus SPARE_BYTES.
+MAX_RELAY_MODELS = 16
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,9 @@ def serve(
 ) -> Summary:
     """Run the server of a deployment. Return the content of summary.json.
 
-    The first round waits until all `config.clients` clients have joined. `opened(port)` is called when clients can connect. A run that is
-    interrupted at any moment can be continued with `config.resume`. Raises UserError for invalid options before anything is written.
+    The first round waits until all `config.clients` clients have joined; in a resumed run with a deadline, this wait has a time limit.
+    `opened(port)` is called when clients can connect. To continue an interrupted run, call this function again with `config.resume` set.
+    Raises UserError for invalid options before anything is written.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
@@ -104,8 +111,9 @@ def serve(
 class Deployment(ServerRun):
     """The server's side of a run. The constructor raises UserError for invalid options.
 
-    `make_transport` is called with the invitation, the number of clients and the callbacks `on_joined`, `on_left`, `on_late_answer` and
-    `warn`, and returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
+    By default, `run` opens the port of `endpoint` with a GrpcTransport. `make_transport` makes another transport, whose port is already
+    open. Its arguments are the Invitation for clients, the number of clients, and the callbacks `on_joined`, `on_left`, `on_late_answer`
+    and `warn` of a GrpcTransport.
     """
 
     def __init__(
@@ -202,7 +210,10 @@ class Deployment(ServerRun):
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
-        """Check the task and the partition with the server's data, or only the model if there is no data. Return the model's layout."""
+        """Return the layout (tensor names and shapes) of the model.
+
+        Check the task and the partition of the server's data among the clients. If the server has no data, check only the model.
+        """
         if self.data is None:
             return layout_of(self.task)
         config, data = self.config, self.data
@@ -210,7 +221,7 @@ class Deployment(ServerRun):
         return check(self.task, config.batch_size, data, test or data, config.augment)
 
     def _name(self) -> str:
-        """Return the name of the run. A resumed run keeps its name, so that clients continue from their stored states."""
+        """Return the name of the run. A resumed run keeps its name, by which clients recognize their stored states."""
         if not self.folder.resumed:
             return secrets.token_hex(16)
         resolved = self.folder.stored.get("resolved", {})
@@ -226,7 +237,7 @@ class Deployment(ServerRun):
         self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
-        """Return the transport. `initial_version`: the model version from which the run started."""
+        """Return the transport. `initial_version`: version (hash) of the model from which the run started."""
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
@@ -258,7 +269,10 @@ class Deployment(ServerRun):
         return GrpcTransport(settings, on_poll=self._on_poll, **hooks)
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the terms for relays. With --relays, a relay adds its clients' encoded updates, else it forwards each update."""
+        """Return the settings that the server sends each relay.
+
+        With --relays, a relay adds its clients' encoded updates. Without --relays, it forwards each update.
+        """
         i, layout = invitation, self.strategy.layout
         limits = largest, MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES
         terms = RelayTerms(i.run, i.options, i.layout, i.version, self.config.clients, *limits)
@@ -289,11 +303,11 @@ class Deployment(ServerRun):
             new = keys_command(keys, "add", "--count", len(absent))
             self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key; "
-                f"enrol new clients with {new}, renew revoked or expired keys, or start with fewer --clients"
+                f"enrol new clients with {new}, renew revoked or expired keys with fedcomp keys renew, or start with fewer --clients"
             )
 
     def _on_poll(self) -> None:
-        """Report for which clients the server waits, and disconnect clients whose keys are no longer accepted."""
+        """Report the connected clients if the next round has to wait for more. Disconnect clients whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
@@ -313,7 +327,7 @@ class Deployment(ServerRun):
             warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         reported = {client.client: client.metrics for client in record.by_client}
         wire, clients = self.client_traffic.take(result, reported)
-        # Broadcasts that could not be sent to a disconnected client do not count.
+        # Unlike the sum in `result`, this sum leaves out downloads that could not be sent because their client was disconnected.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
@@ -327,7 +341,7 @@ class Deployment(ServerRun):
 
 
 def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
-    """Raise ConfigError if the server's port cannot be opened or is also the metrics port."""
+    """Raise ConfigError if the server's port cannot be opened, or is the port of the metrics page (--metrics-port)."""
     if endpoint.port and config.metrics_port == endpoint.port:
         raise ConfigError(
             f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another port, or 0 for any free port"

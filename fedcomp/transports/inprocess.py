@@ -22,7 +22,7 @@ class Population(Protocol):
 
 
 class InProcessTransport(Transport):
-    """A transport to virtual clients. Each call of `receive` lets the clients handle up to `Population.at_once` assignments."""
+    """A transport to virtual (simulated) clients. Each call of `receive` lets up to `Population.at_once` clients train and answer."""
 
     def __init__(self, population: Population):
         self.population = population

@@ -1,9 +1,10 @@
 """Addition of encoded updates (frames) at relays. A relay is a process that forwards messages between the server and a group of clients.
 
-With --relays, a relay sends the server the sum of its clients' frames, to save bandwidth. The codec must be linear, because a relay adds
-frames without decoding them. The server still receives one report per client, because the server must tell each client whether its update
-was accepted. One report carries the sum, and the others carry no frame. The server divides the sum by the number of updates, so all clients
-have the same weight.
+With --relays, a relay sends the server the sum of its clients' frames, to save bandwidth. A relay adds frames without decoding them. This
+needs a linear codec, with which two frames can be combined into a frame of the sum of both updates. The server still receives one report
+(message with an update) per client, because the server must tell each client whether its update was accepted. One report carries the sum,
+and the reports of the other clients carry no frame. The server divides the sum by the number of updates, so all clients have the same
+weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
-# `stage` of a failure or loss: a relay could not add the update, or the server did not accept a sum that contains the update.
+# `stage` of a failed or lost report if a relay could not add its update, or if the server did not accept the sum with its update.
 RELAY = "relay"
 
 
@@ -32,7 +33,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
         check_update(report, assignment)
     except ProtocolError:
         return False
-    # Reports that are added share one message. Long reasons could make this message larger than the size limit.
+    # A report with a reason is sent alone. All reports whose updates are added share one message, which long reasons could make too large.
     return report.kind == UPDATE and bool(report.frame) and not report.reason
 
 
@@ -41,9 +42,9 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of `reports`.
 
-    Reports for which `can_add` returns False stay unchanged. The frames (encoded updates) of the other reports are added. The first of
-    these reports carries the sum, and the rest carry no frame. A failure report with the stage "relay" replaces each report whose frame
-    cannot be added to the other frames.
+    `assignments`: the assignments that `reports` answer, in the same order. Reports for which `can_add` returns False stay unchanged. The
+    frames (encoded updates) of all other reports are added. The first report whose frame is in the sum then carries the sum, and the others
+    carry no frame. If not all frames can be added, a failure report with the stage "relay" replaces each report whose frame is left out.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -68,9 +69,9 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Divide frames into groups that can be added. Return the sum of the largest group.
+    """Divide frames into groups whose frames can be added to each other. Return the sum of the largest group.
 
-    Also return the reason why a frame is not in this sum, by index of the frame.
+    Also return why the other frames are not in this sum: a mapping from the index of each frame to the reason.
     """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
@@ -87,7 +88,7 @@ def _largest_sum(
     return largest, {
         i: refused.get(
             i,
-            "this client's update cannot be added to the updates of most other clients of the relay",
+            "a relay sends only the largest sum of updates that can be added to each other, and this client's update is not in it",
         )
         for i in range(len(frames))
         if i not in added
@@ -107,11 +108,11 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
     if strategy.name not in STRATEGIES:
         why = f"{only_sum}, but --strategy {strategy.name} needs each update; use --strategy {' or '.join(STRATEGIES)}"
     elif not uplink.linear:
-        why = f"a relay adds encoded updates without decoding them, which --uplink {uplink} does not support; {advice}, or identity"
+        why = f"a relay adds encoded updates without decoding them, but --uplink {uplink} does not support this; {advice}, or identity"
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"a relay adds s2 tables of equal size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
+        why = f"a relay adds s2 frames of equal size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:

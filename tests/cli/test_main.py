@@ -139,7 +139,7 @@ def test_a_server_has_no_options_of_virtual_clients(tmp_path):
     path, out = options(tmp_path, 'network = "mobile"\n'), tmp_path / "run"
     done = fedcomp("server", "start", "--insecure", "--config", path, "--out", out)
     assert error_message(done) == (
-        "--network simulates time for virtual clients; leave --network out, or use fedcomp sim"
+        "--network simulates the network of a simulation's clients; leave --network out, or use fedcomp sim"
     )
     assert not out.exists()
 

@@ -72,7 +72,7 @@ def test_a_lost_server_is_reported_once_and_again_at_the_longest_pause():
         process(free_port(), output, patience_s=1.0).run()
     assert [sentence.rpartition("; ")[2] for sentence in output] == [
         "trying again in 0.01 s",
-        f"{LAST}, for 1 s in all: the server may be down, or the run may be over",
+        f"{LAST}, for 1 s in all (the server may be down, or the run may be over)",
     ]
 
 
@@ -112,7 +112,7 @@ def test_many_clients_report_a_missing_server_in_few_combined_messages():
     assert output[0].startswith("clients 0") and "nothing listens on" in output[0]
     assert {sentence.rpartition("; ")[2] for sentence in output} == {
         "trying again in 0.01 s",
-        f"{LAST}, without a time limit: the server may be down, or the run may be over",
+        f"{LAST}, without a time limit (the server may be down, or the run may be over)",
     }
     assert len(output) < 20
 
@@ -122,7 +122,7 @@ def test_many_clients_give_up_with_one_combined_message():
     with pytest.raises(UnreachableError) as caught:
         process(free_port(), output, 3, patience_s=0.2).run()
     assert str(caught.value).startswith(
-        "3 of 3 clients could not continue: clients 0 to 2; nothing"
+        "3 of 3 clients could not continue: clients 0 to 2; the first reason: nothing"
     )
     ended = [sentence for sentence in output if ": ended: " in sentence]
     assert len(ended) == 1 and ended[0].startswith("clients 0 to 2: ended: nothing listens on")

@@ -45,7 +45,7 @@ def test_frozen_and_killed_clients_miss_one_deadline_and_full_disks_are_reported
         server.wait_for(r"(?s)rejected at deadline.*^ +\d+ .* 3/3 ")
         # During a round, or between two rounds; then the next round waits for the client.
         clients[3].kill()
-        gone = r"(client 3 rejected at deadline|, without clients 2, 3: )"
+        gone = r"(client 3 rejected at deadline|, without clients 2, 3 \()"
         server.wait_for(gone)
         server.wait_for(rf"(?s){gone}.*^ +\d+ .* 2/2 ")
         before = len(clients[2].output)

@@ -57,7 +57,7 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         assert relay.has_logged(
             f"connects clients at 127.0.0.1:{relay.port} with the server localhost:{run.port} in a run of 4 clients"
         )
-        assert relay.has_logged("and forwards their encoded updates")
+        assert relay.has_logged("and forwards each encoded update")
         assert relay.has_logged("the run is over after round 2")
         assert not run.warnings
     assert same_model(tmp_path / "relay", tmp_path / "direct")
@@ -108,7 +108,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
     expected = simulated(tmp_path / "simulated", relays=1, rounds=2, **ADDED)
     with deployed(tmp_path, relays=1, rounds=2, **ADDED) as run:
         run.serve(*[[3]] * direct, behind=[[0, 1, 2] if direct else [0, 1, 2, 3]])
-        assert run.relays[0].has_logged("and adds their encoded updates")
+        assert run.relays[0].has_logged("and adds up their encoded updates")
         assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
     assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
     for line in lines(tmp_path):

@@ -641,7 +641,7 @@ def test_an_election_warns_once_that_it_waits_for_more_than_the_quorum(tmp_path,
 def test_a_server_refuses_a_virtual_network(tmp_path):
     with pytest.raises(
         ConfigError,
-        match="--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
+        match="--network simulates the network of a simulation's clients; leave --network out, or use fedcomp sim",
     ):
         serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Endpoint(0))
 

@@ -105,7 +105,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     [
         (
             {"uplink": "stc"},
-            "which --uplink stc.* does not support; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+            "but --uplink stc.* does not support this; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
         (
             {"uplink": "randomk"},

@@ -1,4 +1,4 @@
-"""`fedcomp client --transport flower`: a client that runs in Flower's SuperNode."""
+"""`fedcomp client --transport flower`: a client that runs in a SuperNode (Flower's client program)."""
 
 import json
 import shutil
@@ -24,7 +24,11 @@ TRUST_WARNING = (
 
 
 class FlowerClient:
-    """A client in a SuperNode, with its files in the state folder `path`. `options`: the client's options for device_app.py."""
+    """A client in a SuperNode, with its files in the state folder `path`.
+
+    `options`: the client's options, which device_app.py reads from a file. `patience_s`: for how many seconds the SuperNode tries to reach
+    the server, or None for no limit. `stay`: whether to wait for the next run when a run is over.
+    """
 
     def __init__(
         self,
@@ -45,9 +49,10 @@ class FlowerClient:
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Run the SuperNode until the run is over. If `stay` is True, wait for the next run instead of returning.
+        """Start the SuperNode and return when the run is over, or never if `stay` is True.
 
-        Raises UserError if the client cannot take part or cannot reach the server within `patience_s` seconds.
+        If the SuperNode ends early, start it again if `patience_s` is None, and raise UnreachableError otherwise. Raises UserError if the
+        client cannot take part.
         """
         lock = StateFolder(self.home)
         try:

@@ -1,8 +1,8 @@
 """The ClientApp of a deployment: a client in the SuperNode that `fedcomp client --transport flower` starts.
 
-Flower starts a process for each message. Each process therefore reads the client's state from the state folder, and writes it back before
-it sends the answer. The state folder also has the client's options (`SETUP`), the server's invitation (`INVITED`) and the log messages
-(`MESSAGES`), which `fedcomp client` prints.
+Flower starts a new process for each message from the server. Each process therefore reads the client's state from the state folder, and
+writes it back before it sends the answer. The state folder also has files with the client's options (`SETUP`), with the server's invitation
+(`INVITED`) and with log messages (`MESSAGES`), which `fedcomp client` prints.
 """
 
 import json
@@ -30,6 +30,7 @@ from ..handshake import ClientSetup
 
 FOLDER = "fedcomp-state"  # key in Flower's node config for the path of the state folder
 SETUP, INVITED, MESSAGES = "setup.json", "invitation.bin", "messages.jsonl"
+# INVITATION: name of the entry in the file INVITED. REFUSED: event name of the log message which says why the client cannot take part.
 INVITATION, REFUSED = "invitation", "refused"
 
 app = ClientApp()

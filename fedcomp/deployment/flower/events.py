@@ -15,7 +15,7 @@ ENDED, FAILED = "ended", "failed"  # the last event: the run is complete, or has
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its methods to a file. `forward` also writes events that are not method calls, such as ENDED."""
+    """A callback that writes each call of its methods to a file. Call `forward(ENDED)` to write that the run is complete."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -32,7 +32,10 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader of the file of an EventWriter, which repeats the calls on `callback`. `summary` is None until the run has finished."""
+    """A reader of the file that an EventWriter writes. It repeats the writer's method calls on `callback`.
+
+    `ended` is True after ENDED was read. `summary` is the run's summary, or None before the end of the run.
+    """
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -20,6 +20,7 @@ from ..ports import LOOPBACK, listen
 STOP_S = 5.0  # time for a process to end before it is killed
 HELP_S = 60.0  # time limit of a command with --help
 PR_SET_PDEATHSIG = 1  # prctl option of Linux: kill a process when its parent ends
+# Option with which the SuperLink installs no packages for Apps.
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
@@ -70,9 +71,10 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the command-line options for a SuperLink at `host:port`, and the address of its Control API.
+    """Return the command-line options for a SuperLink (Flower's server program) at `host:port`, and the address of its Control API.
 
-    Older versions of Flower use one port for each API, and newer versions use one port for all APIs.
+    The command `flwr` submits runs through the Control API. Older versions of Flower use one port for each API of the SuperLink, and newer
+    versions use one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -90,7 +92,7 @@ def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tupl
 
 
 def supernode_options(home: Path) -> list[str]:
-    """Return the command-line options with which a SuperNode listens on a free loopback port."""
+    """Return the command-line options with which a SuperNode (Flower's client program) uses a free loopback port for its ClientApp."""
     address = f"{LOOPBACK}:{free_port()}"
     if "--clientappio-api-address" in help_of("flower-supernode", home):
         return ["--clientappio-api-address", address]
@@ -98,7 +100,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command with its output in `log`. It runs in its own session, so that Ctrl-C in the terminal does not reach it."""
+    """Start a Flower command that appends its output to the file `log`. Ctrl-C in the terminal does not reach the command."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -120,9 +122,9 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, or kill it if it still runs after 5 s, and kill the other processes of its group.
+    """Terminate a process, or kill it if it still runs after 5 s. Then kill all processes of its process group.
 
-    Flower's SuperLink starts processes in other groups. On Linux, descendants that still run another 5 s later are killed too.
+    Flower's SuperLink also starts processes in other process groups. On Linux, these have another 5 s to end before they are killed.
     """
     descendants = _descendants(process.pid)
     try:

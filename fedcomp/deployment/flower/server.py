@@ -1,4 +1,4 @@
-"""`fedcomp server start --transport flower`: a ServerApp under Flower's SuperLink runs the rounds."""
+"""`fedcomp server start --transport flower`: Flower's server program, the SuperLink, starts a ServerApp, which runs the rounds."""
 
 import dataclasses
 import json
@@ -54,10 +54,10 @@ def serve(
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
-    """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
+    """Run a deployment through Flower. The arguments and the result are those of `fedcomp.deployment.start.serve`.
 
-    The default host is the loopback address. Raises UserError for invalid options. If Flower's processes fail, raises FedcompError and
-    keeps their log.
+    If `endpoint` has no host, the SuperLink listens on the loopback address. Raises UserError for invalid options. If one of Flower's
+    processes fails, raises FedcompError and keeps their log file.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -80,7 +80,7 @@ def serve(
         callback.on_warning(TRUST_WARNING.format(port=endpoint.port, host=endpoint.host))
         link.submit()
         while not events.ended:
-            # Check the processes before the events: once a process has ended, the file has all its events.
+            # Check the processes before reading the events. If a process has ended by then, the file already has all of its events.
             running = link.running()
             events.read()
             if not running and not events.ended:
@@ -92,7 +92,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp, without the JSON log, the metrics page and TensorBoard, which `serve` itself provides."""
+    """Return the settings of the ServerApp, with --log-json, --metrics-port and --tensorboard off, because `serve` itself handles these."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -125,7 +125,10 @@ class SuperLink:
             time.sleep(0.05)
 
     def register(self) -> list[tuple[int, int, str]] | None:
-        """Register the enrolled clients. Return each one's node id, logical id and public key (OpenSSH), or None without keys."""
+        """Register the enrolled clients at the SuperLink. Return None if the endpoint has no keys.
+
+        Otherwise, return the node id that Flower gives each client, its logical id (number in the run) and its public key (OpenSSH).
+        """
         if self.endpoint.keys is None:
             return None
         registered = []
@@ -137,7 +140,7 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run to Flower with a command that ends when the run ends."""
+        """Submit the App to the SuperLink, with a command (`flwr run`) that ends when the run ends."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:
@@ -152,7 +155,7 @@ class SuperLink:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def failure(self, sentence: str, remedy: str = "") -> FedcompError:
-        """Return an error that names Flower's log, and make `stop` keep the log."""
+        """Return an error that says where Flower's log is, and make `stop` keep the log."""
         self._failed = True
         return FedcompError(f"{sentence}; {self.log} has the log{remedy}")
 

@@ -2,10 +2,11 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still makes and aggregates complete models
-(ArrayRecords). In the messages, the wrapper replaces each model: the server sends a client the compressed model changes (broadcasts) that
-the client has missed, and a client sends its compressed update with error feedback, as in Sattler et al. 2019, algorithm 2. The paper
-averages the updates; here, the wrapped strategy aggregates the clients' models. The server rejects a malformed reply and logs the reason.
+Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still sends, receives and aggregates complete models
+(ArrayRecords). Before a message is sent, the wrapper replaces the model by the compressed model changes (broadcasts) that the client has
+missed. A client replies with its compressed update, from which the wrapper rebuilds the client's model for the wrapped strategy. Both sides
+use error feedback, as in Sattler et al. 2019, algorithm 2. In that algorithm, however, the server averages updates, not models. The wrapper
+rejects a malformed reply and logs the reason.
 """
 
 import logging
@@ -38,13 +39,13 @@ class Compressed(Strategy):
 
     `uplink`, `downlink`: specs of the codecs for the clients' updates and the server's broadcasts; the codec `identity` does not compress.
     `downlink_memory`: spec of the server's error-feedback memory, which stores the parts of the model's changes that the broadcasts left
-    out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `uncompressed`:
-    name patterns of float arrays to send uncompressed; arrays of other types are always sent uncompressed. `seed`: seed of the codecs that
-    use random numbers.
+    out. `cache`: size limit of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size in float32.
+    `uncompressed`: name patterns of float arrays to send uncompressed; arrays of other types are always sent uncompressed. `seed`: seed of
+    the codecs that use random numbers.
 
-    The dictionaries `traffic` and `rejections` have a key (round, "train" or "evaluate") for each phase. `traffic` has the bytes that each
-    client received and sent, and `rejections` the rejected replies with the reasons. Raises SpecError for an invalid spec, and ConfigError
-    for a memory that cannot be used for the downlink.
+    In each round, Flower has two phases, "train" and "evaluate". The keys of the dictionaries `traffic` and `rejections` are tuples (round,
+    phase). `traffic` has the bytes that each client received and sent, and `rejections` the rejected replies with the reasons. Raises
+    SpecError for an invalid spec, and ConfigError for a memory that cannot be used for the downlink.
     """
 
     def __init__(
@@ -155,10 +156,10 @@ class Compressed(Strategy):
         log.info("\t├──> Compressed: uplink %s, downlink %s", self.uplink, self.downlink)
         self._hooks["summary"]()
 
-    # The wire.
+    # Messages.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the current Model if its values are `arrays`, else a new Model, which all clients download completely."""
+        """Return the current Model if it equals `arrays`. Otherwise, return a new Model, which every client must download completely."""
         if self.model is not None and self.model.equals(arrays):
             return self.model
         layout = ArrayLayout.of(arrays, self.uncompressed)
@@ -251,7 +252,10 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric with which a strategy weights replies, or "". A wrapper may have the metric of its strategy."""
+    """Return the name of the metric with which a strategy weights replies, or "" if it has none.
+
+    If the strategy wraps another strategy, the name may come from the wrapped strategy.
+    """
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

@@ -1,4 +1,4 @@
-"""A Flower mod that compresses the updates of an existing ClientApp.
+"""A Flower mod that compresses the updates of an existing ClientApp. Flower passes an app's messages through its mods.
 
     app = ClientApp(mods=[compression_mod()])
 
@@ -7,9 +7,9 @@ The mod decodes the server's message into the ArrayRecord that the app expects. 
 returns and the arrays that it received. The mod compresses the update with error feedback. The server chooses the codecs and names them in
 each message. The client chooses the error-feedback memory.
 
-A SuperNode (Flower's client program) starts a process for each message, and the app's Context is lost when the SuperNode ends. The mod
-therefore writes a client's state to a file, one per run, before it returns a reply. In Flower's simulation engine, the mod stores the state
-in the client's Context.
+A SuperNode (Flower's client program) starts a new process for each message. When the SuperNode ends, the client's Context (Flower's storage
+for an app's state) is lost. The mod therefore writes a client's state to a file, one per run, before it returns a reply. In Flower's
+simulation engine, the mod stores the state in the client's Context.
 """
 
 import json
@@ -42,7 +42,7 @@ ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # number of runs whose states a client keeps; older files are removed
-TICKET_BYTES = 16
+TICKET_BYTES = 16  # length of a ticket (hash of an update)
 # Names of the values in the server's messages that identify the run. A client ignores its stored state if one of the values differs.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # entry of a stored state: a JSON object with the layout and the values that identify the run
@@ -118,7 +118,7 @@ def _answer(
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             client.save(storage)
-    except FedcompError as error:  # the model could not be decoded: answer without calling the app
+    except FedcompError as error:  # the model could not be decoded, so do not call the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
@@ -159,10 +159,10 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
 
 
 def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppClient":
-    """Load a client's state, and apply the broadcasts in an assignment to its copy of the model.
+    """Load a client's state, and apply the broadcasts in an assignment (message from the server) to its copy of the model.
 
-    If the server did not accept the client's last update, the update returns to the error-feedback memory. Raises NeedDense, without
-    changing the stored state, if the client needs the complete model.
+    If the server did not accept the client's last update, the update is put back into the error-feedback memory. Raises NeedDense if the
+    client needs the complete model; the stored state then stays unchanged.
     """
     announced = assignment.announcements
     try:
@@ -170,7 +170,8 @@ def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppCl
         seed = int(announced["seed"])
     except (KeyError, ValueError) as error:
         raise ProtocolError(
-            f"the server's message lacks a value that clients need ({error}); install the same version of fedcomp on both sides"
+            f"a value that clients need is missing or malformed in the server's message ({error}); install the same version of fedcomp on "
+            "the server and the clients"
         ) from error
     client = _load(storage, assignment.client, run, seed)
     if client is None:

@@ -1,4 +1,4 @@
-"""A transport that carries messages between the server and the clients over Flower's `Grid`."""
+"""A transport over Flower's `Grid`, through which a ServerApp exchanges messages with nodes (connected SuperNodes)."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,14 +11,14 @@ from ...messages import Assignment, Report, WireMessage
 from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
-# A function that returns the Flower node id of each client that can be reached now, by logical client id.
+# A function that returns the Flower node id of each client that can be reached now, by logical id (number of the client in the run).
 NodeIds = Callable[[Grid], Mapping[int, int]]
 
 POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the ids of the connected nodes as a mapping to themselves. By default, a client's logical id is its node id."""
+    """Return a mapping from each connected node's id to the same id, for runs in which a client's logical id is its node id."""
     return {node: node for node in grid.get_node_ids()}
 
 
@@ -47,7 +47,7 @@ class GridTransport(Transport):
             if message_id:
                 self._open[message_id] = assignment.client
             else:
-                lost = Lost("the message could not be sent", "send")
+                lost = Lost("Flower did not accept the message for this client", "send")
                 self._unsent.append(Delivery(assignment.client, lost, self.clock.now()))
 
     def receive(self, timeout_s: float) -> list[Delivery]:

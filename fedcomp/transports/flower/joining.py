@@ -21,8 +21,9 @@ LEAVE_S = 20.0  # time limit for the clients to answer the server's farewell
 class JoiningTransport(GridTransport):
     """A transport that sends each connected node an invitation, which the node answers with its client id and the version of its model.
 
-    `port`: the port of Flower's SuperLink. `enrolled`: by node id, the logical client id and the public key (compressed P-384 point) of
-    each node that Flower authenticates, or None if nodes choose their client ids. The callbacks are those of GrpcTransport.
+    `port`: the port of the SuperLink (Flower's server program). `enrolled`: by node id, the logical client id and the public key
+    (compressed P-384 point) of each node that Flower authenticates, or None if nodes choose their client ids. `invitation` and `clients`:
+    the invitation to send, and the number of clients of the run. The callbacks are those of GrpcTransport.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class JoiningTransport(GridTransport):
         self.invitation, self.n_clients = invitation, clients
         self.on_joined, self.on_left = on_joined, on_left
         self.on_late_answer, self.warn = on_late_answer, warn
-        self._joined: dict[int, int] = {}  # node → client
+        self._joined: dict[int, int] = {}  # by node id: logical client id
         self._invited: dict[str, int] = {}  # by message id of an invitation: the invited node
         self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
@@ -132,8 +133,8 @@ class JoiningTransport(GridTransport):
             raise ProtocolError(f"client {client}: {reason}")
         if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
             raise ProtocolError(
-                f"the node asks to be client {client}; the id must be from 0 to {self.n_clients - 1} and the id in the node's enrolment, "
-                "if any; correct --client-id or --partition-id"
+                f"the node asks to be client {client}; the id must be from 0 to {self.n_clients - 1}, and a node with an enrolment must "
+                "use the id in its enrolment; correct --client-id or --partition-id"
             )
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:

@@ -1,8 +1,8 @@
 """The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent uncompressed.
 
-The vector consists of the float arrays, in the order of the record. Other arrays, such as integers, arrays that are not serialised by
-NumPy, and arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch
-normalisation, because a compressed variance could become negative.
+The vector consists of the float arrays, in the order of the record. Three kinds of arrays are sent uncompressed: arrays of other types,
+such as integers; arrays that NumPy did not serialise; and arrays whose names match a pattern. The default patterns match the running
+statistics of batch normalisation, because a compressed variance could become negative.
 """
 
 import json
@@ -46,7 +46,7 @@ class Parcel(WireMessage):
         return cls(message.pack(), record, heads, [array.data for _, array in arrays])
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
-        """Return `content` with this Parcel in place of the record `key`, or appended if there is no such record."""
+        """Return `content` with this Parcel in place of the record `key`, or at the end if `content` has no such record."""
         packed = to_records(self)[MESSAGE]
         others = [(name, record) for name, record in content.items() if name != MESSAGE]
         put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]
@@ -128,7 +128,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return `vector` as it is after transmission in `record`, which rounds the values of float16 arrays."""
+        """Return the values of a vector as a client's app receives them. `record` has these values, rounded in float16 arrays."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -161,8 +161,8 @@ class ArrayLayout:
         """Raise ProtocolError unless `arrays` are exactly the layout's uncompressed arrays, with the right shapes and finite values."""
         if others := sorted(set(arrays) ^ self._uncompressed)[:3]:
             raise ProtocolError(
-                "the uncompressed arrays of the reply are not those of the server's model; missing or unexpected: "
-                f"{', '.join(others)}; use the same model on the server and the clients"
+                "the uncompressed arrays of the reply are not those of the server's model; missing or unexpected are "
+                f"{', '.join(others)} (at most 3 are named); use the same model on the server and the clients"
             )
         for name, array in arrays.items():
             if array.stype != NUMPY:

@@ -1,7 +1,7 @@
 """fedcomp's messages as Flower records.
 
-A message of up to 1 MiB is a value in a ConfigRecord. A larger message is an Array, because Flower sends arrays in chunks. The Array has a
-special `stype`, so that no strategy averages it by accident.
+A message of up to 1 MiB is a value in a ConfigRecord. A larger message is an Array, because Flower sends arrays in chunks. The Array has
+its own `stype` (name of a serialisation format), so that no Flower strategy averages it as if it were a model.
 """
 
 from typing import TypeVar

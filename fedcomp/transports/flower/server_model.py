@@ -33,7 +33,7 @@ IDS = 1 << 63
 
 @dataclass
 class PhaseExchange:
-    """One phase of a round: the assignment (request) sent to each node, and the replies so far."""
+    """One phase ("train" or "evaluate") of a round: the assignment (request) sent to each node, and a record of the replies so far."""
 
     round: int
     phase: str
@@ -41,7 +41,7 @@ class PhaseExchange:
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)  # nodes
-    tickets: dict[int, str] = field(default_factory=dict)  # by client: hash of the update
+    tickets: dict[int, str] = field(default_factory=dict)  # by client: ticket (hash) of its update
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` of a message by the broadcasts that the receiving node has missed.
+        """Replace the record `key` of a message, which is the model, by the broadcasts that the receiving node has missed.
 
         Raises ConfigError for a second message to a node in one phase of a round.
         """
@@ -150,15 +150,15 @@ class Model:
         return self.layout.record(weights, parcel.uncompressed)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record that the strategy accepted the updates of `clients`. The next message to each client says so with the update's ticket."""
+        """Record that the strategy accepted the updates of `clients`. The next message to each client has the ticket of its update."""
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Change the model towards the strategy's result by a broadcast, which may contain only a part of the change.
+        """Move the model towards the strategy's result `arrays`: encode their difference with error feedback, and add it to the model.
 
-        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes. On an error, the model does not
-        change.
+        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays with other names or shapes than the model's. On an error,
+        the model does not change.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -172,10 +172,10 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return why replies cannot be averaged with most other replies, by index. Flower itself would end the run at such a reply.
+    """Return the replies that cannot be averaged with most other replies: the reason by index in `replies`.
 
     A reply needs one MetricRecord with a positive metric `weight` and, if `trained`, one ArrayRecord. The records and metrics must have the
-    same names as in most replies.
+    same names as in most replies. The caller must leave the returned replies out, because Flower would end the run at the first of them.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

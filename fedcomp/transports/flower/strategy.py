@@ -1,4 +1,4 @@
-"""A Flower strategy that runs a fedcomp strategy in a ServerApp, and the ClientApp of its clients.
+"""A Flower strategy that runs a fedcomp strategy in a ServerApp, and a ClientApp for the clients of the run.
 
     strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
     strategy.start(grid, initial_arrays, num_rounds=10)
@@ -32,10 +32,10 @@ from .records import from_records, to_records
 
 
 class FlowerStrategy(Strategy):
-    """A Flower strategy for a ServerApp that runs the fedcomp strategy with the spec string `spec`.
+    """A Flower strategy for a ServerApp. It runs the fedcomp strategy with the spec string `spec` and the settings `config`.
 
-    `node_ids(grid)` returns the node id of each client that can be reached, by logical client id; by default, both ids are equal. The
-    attribute `loop` is the round loop, or None before `start`.
+    `node_ids(grid)` returns the Flower node id of each client that can be reached, by logical id (number of the client in the run); by
+    default, both ids are equal. The attribute `loop` is the round loop, or None before `start`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FlowerStrategy(Strategy):
 
 
 def client_app(session: ClientSession) -> ClientApp:
-    """Return a ClientApp for `FlowerStrategy`, which answers each train message with the report of `session`."""
+    """Return a ClientApp for the clients of a `FlowerStrategy`. It answers each train message with the report that `session` makes."""
     app = ClientApp()
 
     @app.train()

@@ -1,6 +1,6 @@
-"""Message transport over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
+"""Message transport over gRPC, with one bidirectional stream per client and mutual TLS, as docs/reference/wire-format.md specifies it."""
 
-# Import `options` first: it sets environment variables that gRPC reads when it is imported.
+# Import `options` first, because it sets environment variables that gRPC reads when gRPC is imported.
 from . import options as _options  # noqa: F401
 from .client import GrpcConnection
 from .io_loop import io_tasks

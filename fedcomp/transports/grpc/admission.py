@@ -1,4 +1,4 @@
-"""The checks that a client or relay must pass to join a run: its key, its messages HELLO and PRESENCE, and how often it joins."""
+"""The checks that a client or relay must pass to join a run. They concern its key, its first messages, and how often it joins."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from .wire import Hello, Refused
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
 # A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S seconds.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED = 4096  # largest number of warnings about client ids, and of warnings about hosts
+MAX_WARNED = 4096  # largest number of client ids, and of hosts, about which the operator is warned
 OTHER_RUN = "the client answered the invitation of another run"
 EXPELLED = "the key of this client or relay is no longer accepted"
 
@@ -31,7 +31,7 @@ class Admission:
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
         # Token buckets that limit the number of joins, by identity of a client or relay: (number of tokens, `time.monotonic()` of the last
-        # update).
+        # update). A join takes one token. For identities, see `Stream.identity` and `Stream.relay_identity`.
         self._tokens: dict[object, tuple[float, float]] = {}
         # Subjects of warnings that were already given: client ids that are not in the run, and hosts that flooded the port over a
         # connection on which no client had joined.
@@ -94,7 +94,9 @@ class Admission:
         if stream.client < 0:
             self._identify(stream, presence.client)
         elif presence.client != stream.client:
-            self.warn(f"{name} was refused: it claims to be client {presence.client}")
+            self.warn(
+                f"{name} was refused, because it claims to be client {presence.client}; give each client its own enrolment"
+            )
             reason = f"client {stream.client} cannot take part as client {presence.client}; give each client its own enrolment"
             raise self.refusal("other client", reason, retry=False)
 
@@ -117,7 +119,7 @@ class Admission:
         self._take_token(client.identity, f"client {client.client}")
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why a connection's key is no longer accepted, or "" if the key is accepted or there is no key."""
+        """Return why the key of a connection is no longer accepted, or "" if it is accepted, or if the connection has no key."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""

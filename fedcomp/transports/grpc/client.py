@@ -18,7 +18,7 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CONNECT_S = 30.0  # time limit to connect and to receive the server's first message
-STATUS_S = 2.0  # after a failed write, time to wait for the reason why the stream ended
+STATUS_S = 2.0  # time to wait, after a failed write, for the reason why the stream ended
 Message = Invitation | Assignment | Farewell | Refused
 
 
@@ -138,7 +138,9 @@ class GrpcConnection:
                     await self._handle(*whole)
                     self._changed.set()
                 del data, whole
-            self._error = UnreachableError(f"{self.target} has ended the connection", "closed")
+            self._error = UnreachableError(
+                f"the server at {self.target} has ended the connection", "closed"
+            )
         except ProtocolError as error:
             self._error = error
         except Exception as error:  # the stream has ended with an error status
@@ -165,7 +167,9 @@ class GrpcConnection:
         elif kind is Kind.FAREWELL and self._invitation is not None:
             self._unread.append(wire.decode(kind, reader, self._invitation))
         else:
-            raise ProtocolError(f"the server sent an unexpected {kind.name} message")
+            raise ProtocolError(
+                f"the server sent an unexpected {kind.name} message; install the same version of fedcomp on both sides"
+            )
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         why: object = error

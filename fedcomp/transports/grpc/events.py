@@ -1,4 +1,4 @@
-"""The events that a port reports to its owner (the main thread of a server, or a relay)."""
+"""The events that a port (port.py) reports to its owner, which is the main thread of a server, or a relay."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Left(NamedTuple):
 
 
 class AnsweredLate(NamedTuple):
-    """A client answered an assignment too late: the server no longer waits for the answer."""
+    """A client answered an assignment too late, after the server has stopped waiting for the answer."""
 
     client: int
 
@@ -46,13 +46,13 @@ class Answered(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Reports from a relay that adds updates.
+    """The reports of several clients, from a relay that adds their updates.
 
-    One report may carry the sum of the updates of all reports. The server then accepts either all these updates or none.
+    One report may carry the sum of all updates. The server then accepts either all of the updates or none.
     """
 
     answers: list[Answered]
-    # Other clients whose updates may be in the sum, but whose assignments are no longer open.
+    # Clients without a report in `answers`, because their assignments are no longer open. Their updates may be in the sum.
     closed: list[int]
 
 

@@ -1,7 +1,7 @@
 """The event loop that all gRPC streams of a process share. The loop runs in a daemon thread, so that the main thread can compute.
 
-There is one event loop per process, because gRPC's asyncio API does not support several loops: when one loop stops, it disturbs the other
-loops.
+There is only one event loop per process, because gRPC's asyncio API does not support several event loops. If one event loop stopped, it
+would disturb the others.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from .wire import MAX_GRPC_BYTES
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
+KEEPALIVE_S = 100  # time without received data after which a keepalive ping is sent
 ANSWER_S = 20  # time to answer a keepalive ping before the connection is closed
 SPARE_CONNECTIONS = 4096  # connections that are allowed in addition to one per client
 SPARE_FILES = 256  # file descriptors that the process needs in addition to its connections
@@ -50,10 +50,7 @@ _CLIENT = {
 
 
 def server_options(clients: int) -> list[tuple[str, int]]:
-    """Return the gRPC options of a server for `clients` clients.
-
-    Raises ConfigError if the limit of open files is too low for any client.
-    """
+    """Return the gRPC options of a server for `clients` clients. Raises ConfigError if the system allows too few open files."""
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 
@@ -63,7 +60,11 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Increase the limit of open files for `wanted` connections, as far as the system allows. Return how many of them fit the limit."""
+    """Raise this process's limit of open files to suffice for `wanted` connections. Return how many connections are possible.
+
+    The number is smaller than `wanted` if the system does not allow a sufficient limit. Raises ConfigError if the limit stays too low for
+    any client.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= files:
@@ -72,6 +73,6 @@ def _allow_connections(wanted: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft <= 2 * SPARE_FILES:
         raise ConfigError(
-            f"the limit of {soft} open files is too low for clients; raise it with: ulimit -n {files}"
+            f"this process may open only {soft} files, too few for the connections of clients; raise the limit with: ulimit -n {files}"
         )
     return min(wanted, soft - SPARE_FILES)

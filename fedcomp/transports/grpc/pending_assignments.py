@@ -1,6 +1,7 @@
 """The open assignments of a port's clients.
 
-An assignment (a request to a client, for example to train) is open until it is answered, is withdrawn, or counts as lost.
+An assignment (a request to a client, for example to train) is open until it is answered, is withdrawn, or counts as lost. A lost assignment
+is reported to the round loop, which then no longer waits for its answer.
 """
 
 import asyncio

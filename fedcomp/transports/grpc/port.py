@@ -32,15 +32,17 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
-# The port checks for floods of bytes every CHECK_S seconds. If checks are slow, the pause after a check is CHECK_RATIO times the processor
-# time of the check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
+# The port looks for connections that flood it with bytes. The pause after each check is CHECK_S seconds or, if longer, CHECK_RATIO times
+# the processor time of the check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
 CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.01, 50, 10
-CUT_S = 0.05  # time between cutting two frozen connections (`PortTraffic.freeze`)
+# A frozen connection is open, but its data are discarded (`PortTraffic.freeze`). A connection that is cut is shut down at once.
+CUT_S = 0.05  # time between cutting two frozen connections
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
-# A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
+# A client's silence is counted in ticks of a timer, which has SILENT_TICKS ticks in `silence_s` seconds. While this process is suspended,
+# no ticks are counted, so no client is disconnected for this reason.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
-SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
+SILENT_TICKS = 16  # ticks without a message after which a client is disconnected
 # Size limit of a report without its frame (encoded update). A relay sends several reports in one message, so its limit is higher by
 # MAX_RELAYED_HEAD_BYTES for each of its clients.
 MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
@@ -53,9 +55,9 @@ Connection = Stream | RelayedClient
 
 
 class Port:
-    """A listening port that serves the clients of a run. Call the methods of a port only in the event loop that runs `serve`.
+    """A listening port that serves the clients of a run. `emit` is called with each event (events.py).
 
-    `emit` is called with each event.
+    Call the methods only in the event loop that runs `serve`.
     """
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
@@ -66,7 +68,7 @@ class Port:
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
         self._flooded = False  # whether a flooding connection was cut since the last `_tick`
-        # By peer of a connection whose stream has ended: the number of bytes that were received until then.
+        # By peer of a connection whose stream has ended: the number of bytes received before the stream ended.
         self._used: dict[Peer, int] = {}
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
@@ -118,7 +120,7 @@ class Port:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Ping clients and relays that have an assignment but send nothing, and disconnect them if they stay silent."""
+        """Check for silent clients and relays that have an assignment. Ping them, and disconnect them if they stay silent."""
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             self.traffic.read_all()
@@ -143,7 +145,7 @@ class Port:
     async def _stop_floods(self) -> None:
         """Freeze or cut connections that flood the port with bytes.
 
-        The checks are frequent, because gRPC keeps all received headers in memory until a stream starts.
+        The checks are frequent, because gRPC keeps all request headers that a client sends in memory until the client's stream starts.
         """
         while True:
             began = time.thread_time()
@@ -161,7 +163,7 @@ class Port:
             await asyncio.sleep(max(CHECK_S, ratio * check_s))
 
     async def _cut_frozen(self) -> None:
-        """Cut frozen connections one by one, because the end of each stops the event loop for some milliseconds."""
+        """Cut frozen connections one by one, because the end of each connection blocks the event loop for some milliseconds."""
         while True:
             await asyncio.sleep(CUT_S)
             self._flooded |= self.traffic.cut_frozen()
@@ -197,7 +199,7 @@ class Port:
                 self._warn(
                     f"{name} sent a malformed message, and its connection was closed: {error}"
                 )
-                # Do not send the assignment again: the answer would be malformed again.
+                # Do not send the assignment again, because the answer would be malformed again.
                 if stream.client in self.pending:
                     self.pending.answer(stream.client, Lost(str(error)))
             reason = f"the server received a malformed message: {error}"
@@ -238,7 +240,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection immediately, because a client that does not read could keep its stream open."""
+        """End a stream by cutting its connection. Without this, a client that reads nothing could keep its stream open."""
         self.leave(stream)
         stream.closing = True
         self.traffic.cut(stream.peer)
@@ -246,7 +248,10 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection from the joined connections. For the stream of a relay, also remove all clients of the relay."""
+        """Remove a client's connection from the joined connections. For the stream of a relay, do this for all clients of the relay.
+
+        If a removed client has an open assignment, start the time limit for its reconnection.
+        """
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client
@@ -254,7 +259,7 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            # If the assignment was sent through a relay, the relay itself applies the grace period.
+            # If the assignment was sent through a relay, the relay itself limits the time for a reconnection.
             if pending is not None and pending.relay is None:
                 self.pending.start_grace(client, self.settings.grace_s)
 
@@ -276,7 +281,10 @@ class Port:
     # Messages from clients and relays.
 
     def _handle_message(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message from a client or relay. Raises ProtocolError or EndStream."""
+        """Handle one gRPC message from a client or relay.
+
+        Raises ProtocolError for a malformed or unexpected message, and EndStream if the client or relay is refused.
+        """
         if stream.closing:
             return
         if stream.joined:
@@ -296,7 +304,7 @@ class Port:
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
         else:
-            raise ProtocolError(f"an unexpected {kind.name} message arrived")
+            raise ProtocolError(f"a {kind.name} message is not allowed at this point")
 
     def _largest_message(self, stream: Stream) -> int:
         """Return the size in bytes of the largest multi-part message that a client or relay may send now, or 0 if it may send none."""
@@ -348,8 +356,8 @@ class Port:
         # If both connections of the client go through the same relay, the relay itself has closed the older connection.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
             reason = (
-                f"a newer connection has joined as client {client}, and the server keeps only the newest; give each device or process its "
-                "own enrolment file, or with --insecure its own --client-id"
+                f"a newer connection has joined as client {client}, and the server keeps only the newest; give each client its own "
+                "enrolment file or, with --insecure, its own --client-id"
             )
             self._refuse(older, "replaced", reason, retry=False)
         self._joined[client] = connection
@@ -362,7 +370,7 @@ class Port:
             self._send_assignment(connection, pending)
 
     def join_relayed(self, client: RelayedClient) -> None:
-        """Let a client join through a relay. If the client is refused, tell the relay to disconnect the client."""
+        """Let a client of a relay join the run. If the client is refused, tell the relay to disconnect it."""
         try:
             self.admission.check_relayed(client)
         except EndStream as end:
@@ -373,7 +381,7 @@ class Port:
         self._join(client, client.presence)
 
     def _join_relay(self, stream: Stream) -> None:
-        """Send a relay the terms of the run and the table of accepted keys. Close an older connection of the same relay."""
+        """Send a relay the terms of the run (RelayTerms) and the accepted keys of clients. Close an older connection of the same relay."""
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
@@ -397,7 +405,7 @@ class Port:
     # Requests from the port's owner.
 
     def assign(self, assignments: Iterable[PendingAssignment]) -> None:
-        """Send assignments. A disconnected client receives its assignment if it reconnects within the grace period."""
+        """Send assignments. A disconnected client receives its assignment if it reconnects within `settings.grace_s` seconds."""
         for pending in assignments:
             client = pending.assignment.client
             self.pending.withdraw(client)
@@ -432,12 +440,12 @@ class Port:
                     stream.withdraw()
 
     def disconnect(self, client: int, refused: Refused) -> None:
-        """End the connection of a client."""
+        """End the connection of a client after the message `refused`."""
         if (connection := self._joined.get(client)) is not None:
             self._refuse(connection, "server", refused.reason, refused.retry)
 
     def recheck_keys(self) -> None:
-        """Close connections whose keys are no longer accepted, and count their assignments as lost. Send relays the new table of keys."""
+        """Close connections whose keys are no longer accepted, and count their assignments as lost. Send relays the accepted keys again."""
         keys = self.settings.keys
         if keys is None or keys.problem:
             return

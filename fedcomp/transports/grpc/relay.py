@@ -1,7 +1,7 @@
 """A relay, which serves many clients on its port and forwards their messages over one connection to the server.
 
-A relay runs in the event loop of the gRPC streams. It stores nothing on disk, so it can be restarted at any time: clients store their own
-states, and the server sends unanswered assignments again when clients reconnect.
+A relay runs in the event loop of the gRPC streams. It stores nothing on disk. It can be restarted at any time, because clients store their
+own states, and the server sends unanswered assignments again when clients reconnect.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
-    "enrol the client with fedcomp keys add; relays cannot connect to another relay"
+    "the server of this relay does not accept the key of this client, because the key is not enrolled, has expired, was revoked or "
+    "renewed, or belongs to a relay; enrol a new client with fedcomp keys add, renew an expired or revoked key with fedcomp keys renew, "
+    "and give a client the enrolment file with its newest key; relays cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # size limit of messages with the run's terms or the accepted keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
@@ -105,7 +106,8 @@ class Relay:
         self.numbers = itertools.count(1)  # numbers of the clients' connections
         self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
+        # By client: the answer whose update the relay will add to the updates of other clients.
+        self.to_add: dict[int, Answer] = {}
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether to wait for all reports before adding updates
         # Messages to the server: an encoded message, or a function that adds updates and returns the encoded message. The function runs in
@@ -116,7 +118,7 @@ class Relay:
     async def run(self) -> Farewell:
         """Serve clients until the run is over, and return the server's farewell. May be called only once.
 
-        Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
+        Raises UnreachableError if the server cannot be reached or the connection to it is lost, and UserError if it refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
             messages: AsyncIterator[object] = self.connection.messages()
@@ -151,7 +153,9 @@ class Relay:
                     await self.port.send_farewell(message, stay=not self.served)
                     return message
                 self._handle(message)
-            raise UnreachableError(f"{self.server} ended the connection", "closed")
+            raise UnreachableError(
+                f"the server at {self.server} has ended the connection", "closed"
+            )
         finally:
             self.port.stop()
             writing.cancel()
@@ -257,7 +261,10 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. If the relay adds no updates, consecutive reports share messages of up to wire.PART_BYTES bytes."""
+        """Queue a report. If the relay adds no updates, the report joins the last queued message if that has reports and enough space.
+
+        A message with several reports has at most wire.PART_BYTES bytes.
+        """
         head, *entry = relay_wire.encode_reports([answer])
         last = self.outgoing[-1] if self.outgoing and self.adder is None else None
         if (
@@ -270,7 +277,7 @@ class Relay:
             self._queue([head, *entry])
 
     async def _write(self) -> None:
-        """Send the queued messages in order. An error ends the connection to the server."""
+        """Send the queued messages in order. On an error, make `run` raise the error."""
         try:
             while True:
                 await self.queued.wait()

@@ -1,8 +1,8 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
 A relay has one stream for all of its clients. The server sends the relay a frame (an encoded vector) only once, even if several assignments
-contain it: the server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames
-the relay removes from its cache.
+contain it. For this purpose, the server numbers frames, the relay caches them, and assignments refer to frames by number. The server also
+decides which frames the relay removes from its cache.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from .wire import Kind, Refused
 
 CACHE_BYTES = 64 << 20  # size limit of a relay's frame cache
 BUNDLE_BYTES = 4 << 20  # a message with assignments is full when it has this many bytes
-KEY_HASH = 32  # bytes
+KEY_HASH = 32  # length in bytes of the hash of a public key
 UNTIL_ALL = -1.0  # value of `wait_s` with which the relay waits for all clients
 AssignmentId = tuple[int, int]  # logical client id and sequence number of an assignment
 
@@ -65,17 +65,14 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until at most CACHE_BYTES bytes or one frame are left.
-
-        Yield the removed frames' numbers.
-        """
+        """Remove the least recently used frames, and yield their numbers, until the cache has at most CACHE_BYTES bytes or one frame."""
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
             self.size -= len(frame)
             yield number
 
 
-# Messages of the kinds in ENTRY_FIELDS are lists of entries. KEYS and WITHDRAW messages have any number of entries, all others have one.
+# Messages of the kinds in ENTRY_FIELDS are lists of entries. KEYS and WITHDRAW messages have any number of entries, the other kinds one.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
@@ -169,7 +166,7 @@ def encode_bundle(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode a message with assignments, and update the cache `frames` (number → frame) as the message says."""
+    """Decode a message with assignments. Add its new frames to the cache `frames` (number → frame), and remove those that it names."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)
@@ -209,9 +206,9 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
 def decode_reports(
     reader: Reader, pending_assignment: Callable[[int, int], Assignment | None]
 ) -> Iterator[tuple[int, int, Report | None]]:
-    """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
+    """Yield the client, the assignment's sequence number and the report of each entry of a REPORTS message.
 
-    `pending_assignment(client, sequence)` returns the open assignment, or None.
+    The report is None if its assignment is no longer open. `pending_assignment(client, sequence)` returns the open assignment, or None.
     """
     while reader.remaining:
         client = reader.varint()

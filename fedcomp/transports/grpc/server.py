@@ -20,9 +20,9 @@ from .settings import PortSettings
 from .traffic import TrafficReport
 
 WAIT_S = 60.0  # longest wait for one event; `SimpleQueue.get` does not accept inf as its timeout
-# Relays wait for this fraction of a phase's time limit, and then add the updates received so far.
+# Relays wait for this fraction of the time limit of a phase (exchange of messages), and then add the updates received so far.
 RELAY_FRACTION = 0.8
-STOP_S = 10.0  # time limit for the gRPC thread to answer or to end
+STOP_S = 10.0  # time limit for the port to close; other requests to the gRPC thread may take twice this time
 T = TypeVar("T")
 
 
@@ -33,11 +33,11 @@ class GrpcTransport:
     """A `Transport` that serves the clients of a run on a port.
 
     The callbacks run in the thread that calls the methods of `Transport`. `on_poll` is called at the start of each call of `clients` and
-    `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended, and
-    `on_late_answer` for each answer that comes too late.
+    `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended,
+    `on_late_answer` for each answer that comes too late, and `warn` with each warning.
 
-    A client that loses its connection before it answers receives its assignment again if it reconnects within `settings.grace_s` seconds.
-    Otherwise, the assignment counts as lost.
+    If a client loses its connection before it answers and reconnects within `settings.grace_s` seconds, it receives its assignment again.
+    If it does not reconnect in this time, the assignment counts as lost.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark queued updates as lost if a relay may have added them to the update of a client in `withdrawn`.
+        """Replace queued updates by `Lost` if a relay may have added them to the update of a client in `withdrawn`.
 
-        The server cannot subtract the withdrawn client's update from the sum, so it uses none of the updates. `first`: index in
-        `_deliveries` of the first delivery to check.
+        The server no longer waits for the updates of the clients in `withdrawn`. It cannot subtract such an update from a relay's sum, so
+        it uses none of the updates in the sum. `first`: index in `_deliveries` of the first delivery to check.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
-                reason = f"a relay has added this client's update to the update of client {min(summed)}, whose assignment is no longer open"
+                reason = f"a relay has added this client's update to that of client {min(summed)}, for which the server no longer waits"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Methods that the Transport protocol does not have.
@@ -206,7 +206,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if the server waits for this answer. `summed`: clients whose updates the answer may include."""
+        """Queue an answer for `receive` if the server still waits for it. `summed`: clients whose updates a relay may have added to it."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)
@@ -215,7 +215,10 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports. If the server no longer waits for one of the updates in their sum, all updates in the sum are lost."""
+        """Queue a relay's reports for `receive`. If the server no longer waits for an update in their sum, all updates in the sum are lost.
+
+        `closed`: clients whose updates may be in the sum, but whose assignments are no longer open.
+        """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)

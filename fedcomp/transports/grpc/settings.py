@@ -1,4 +1,4 @@
-"""The settings of a listening port, the TLS credentials of a connection, and the public key that identifies a client or relay."""
+"""The settings of a server's or relay's port, the TLS credentials of a connection, and the public key that identifies a client or relay."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,7 +51,7 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why keys cannot be checked at the moment, or "" if they can. Clients that are refused meanwhile try again later."""
+        """The reason why keys cannot be checked now, or "" if they can. Clients that are refused during a problem try again later."""
 
     def find(self, key_hash: bytes) -> KeyStatus: ...
     def ids_by_hash(self) -> dict[bytes, int]: ...
@@ -59,20 +59,21 @@ class Keys(Protocol):
 
 @dataclass
 class PortSettings:
-    """Settings of a port.
+    """Settings of a port on which a server or relay serves the clients of a run.
 
-    Without `credentials` the port serves HTTP/2 without TLS, and clients choose their ids. With `credentials`, `keys` maps the SHA-256 of a
-    client's public key (DER SubjectPublicKeyInfo) to the client's logical id.
+    Without `credentials` the port has no TLS, and clients choose their ids. With `credentials`, `keys` maps the SHA-256 of a client's
+    public key (DER SubjectPublicKeyInfo) to the client's logical id (number in the run).
 
-    A stream is closed if its client does not join within `join_s` seconds, or has an assignment and sends nothing for `silence_s` seconds.
-    If a client with an assignment does not reconnect within `grace_s` seconds (inf: no limit), the assignment counts as lost.
+    A stream is closed if its client does not join within `join_s` seconds, or has an assignment (request to train) and sends nothing for
+    `silence_s` seconds. The assignment of a silent client counts as lost at once, and that of a client whose connection has ended after
+    `grace_s` seconds without a reconnection. If `grace_s` is inf, neither counts as lost.
     """
 
     address: str
     port: int  # 0: choose any free port
     invitation: Invitation
     clients: int
-    largest_report: int  # bytes
+    largest_report: int  # size limit of a client's encoded update in bytes
     credentials: Credentials | None = None
     keys: Keys | None = None
     relay_terms: RelayTerms | None = None  # None: refuse all relays

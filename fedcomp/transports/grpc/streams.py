@@ -37,7 +37,8 @@ class EndStream(Exception):
 class Stream:
     """The gRPC stream of one client or relay, from its first message (HELLO) to its end. A TCP connection carries only one stream."""
 
-    timer: asyncio.TimerHandle  # closes the stream if the client or relay does not join in time
+    # Closes the stream if the client or relay does not join in time, and later cuts the connection if the stream does not end in time.
+    timer: asyncio.TimerHandle
 
     def __init__(self, context: grpc.aio.ServicerContext):
         self.context = context
@@ -54,7 +55,7 @@ class Stream:
         self.last_sent = self.last_answered = 0
         # Number of assignments sent. The client or relay may send at most this number of multi-part messages.
         self.n_assignments = 0
-        self.silent_ticks = 0  # how often the port has checked the stream since its last message
+        self.silent_ticks = 0  # number of checks since the client's or relay's last message
         self.pinged = False  # whether a PING is unanswered
         self.closing = False
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
@@ -70,7 +71,7 @@ class Stream:
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay at the other end of this stream, or its address if the stream has no TLS."""
+        """The tuple ("relay", id of the relay at the other end), or ("relay", address of the other end) if the stream has no TLS."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
@@ -79,7 +80,7 @@ class Stream:
         self._start()
 
     def assign(self, messages: Iterator[bytes]) -> None:
-        """Send an assignment. Drop the unsent messages of an older assignment."""
+        """Send an assignment, of which `messages` are the parts. Drop the unsent parts of an older assignment."""
         self._assignment = messages
         self._start()
 
@@ -123,7 +124,7 @@ class Stream:
 
 
 class ConnectedRelay:
-    """A relay that is connected to the server: its stream, its clients by logical id, and the frames that it has cached."""
+    """A relay that is connected to the server: its stream, its clients by logical id, and the frames (encoded vectors) in its cache."""
 
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
@@ -137,7 +138,7 @@ class ConnectedRelay:
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. All queued assignments are sent together as soon as the relay has received the earlier messages."""
+        """Queue an assignment. Once gRPC has accepted the earlier messages, queued assignments share messages of about BUNDLE_BYTES."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
@@ -193,13 +194,13 @@ class ConnectedRelay:
                 self._unanswered[client_id] -= 1
                 port.pending.answer(client_id, Lost(reason, stage))
         else:
-            raise ProtocolError(f"a relay sent an unexpected {kind.name} message")
+            raise ProtocolError(f"a relay must not send a {kind.name} message after it has joined")
 
     def _handle_reports(self, reader: Reader) -> None:
         """Handle a message with clients' reports.
 
-        All reports are decoded before any report is delivered: one report may carry the sum of all updates, so a malformed report makes all
-        reports of the message unusable.
+        All reports are decoded before any report is delivered. The reason is that one report may carry the sum of all updates, so that a
+        malformed report makes all reports of the message unusable.
         """
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose reports are too late, in order

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 DESCRIPTORS = "/dev/fd"
-# Byte offsets of counters in the kernel's struct tcp_info.
+# Offsets in bytes of the counters tcpi_bytes_acked, tcpi_bytes_received and tcpi_bytes_sent in Linux's struct tcp_info.
 ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
-# The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of received messages) + (bytes sent) / 8 bytes. Until
-# a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
-# of HTTP/2 headers.
+# The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of received messages) + (bytes sent) / 8 bytes.
+# Until a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for
+# a byte of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
-# The server cuts a connection on which it receives more bytes after the end of the stream.
+# The server cuts a connection on which it receives more than ENDED_FLOOD_BYTES bytes after the end of its stream.
 ENDED_FLOOD_BYTES = 1 << 20
-JOINED_READS = 32  # joined connections whose counters are read in one check for floods
+JOINED_READS = 32  # number of joined connections whose counters are read in one check for floods
 FROZEN_S, MAX_FROZEN, MAX_FROZEN_BYTES = 10.0, 32, 1 << 20  # see `PortTraffic.cut_frozen`
 # Linux's socket options that add a packet filter to a socket and remove it, and a filter of one instruction that drops all packets.
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
-Peer = tuple[str, int]  # address and port
+Peer = tuple[str, int]  # IP address and port of the other end of a connection
 
 
 class WireBytes(NamedTuple):
@@ -103,7 +103,7 @@ class PortTraffic:
         # Frozen connections, the oldest first: the time when the connection was frozen, and the number of bytes that gRPC may keep for it.
         self._frozen: dict[Peer, tuple[float, int]] = {}
         self._accepting = True
-        self._turn = 0  # position in `_live` of the next joined connection to read in `floods`
+        self._turn = 0  # position in `_live` of the first joined connection that `floods` reads
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
 
@@ -208,9 +208,9 @@ class PortTraffic:
 
         `kept_bytes` is the number of received bytes that gRPC may still keep in memory, such as unfinished headers.
 
-        When a connection ends, gRPC converts its unfinished request headers to Python objects, and the event loop stops meanwhile. If many
-        connections that flood the port with headers ended at once, `floods` would be called too late for the others. This is why the
-        packet with which the client ends the connection is discarded, too.
+        When a connection ends, gRPC converts its unfinished request headers to Python objects, which blocks the event loop. If many
+        connections with large headers ended at once, the event loop would be blocked for so long that `floods` would find other floods too
+        late. Therefore, frozen connections are cut one by one, and the packet with which a client ends its connection is discarded, too.
         """
         self.find(peer)
         if peer in self._live:
@@ -218,11 +218,11 @@ class PortTraffic:
             self._discard(peer, _drop_packets)
 
     def cut_frozen(self) -> bool:
-        """Cut the oldest frozen connection if it is due. Return whether a connection was cut.
+        """Cut the oldest frozen connection if it has been frozen for FROZEN_S seconds. Return whether a connection was cut.
 
-        A connection stays frozen for FROZEN_S seconds. There are too many frozen connections if they are at least MAX_FROZEN, or if
-        gRPC may keep at least MAX_FROZEN_BYTES bytes for them. Meanwhile, no connections are accepted, and the oldest frozen connection
-        is cut immediately unless new connections have to be checked.
+        There are too many frozen connections if their number is at least MAX_FROZEN, or if gRPC may keep at least MAX_FROZEN_BYTES bytes
+        for them. While there are too many, no connections are accepted, and the oldest frozen connection is cut earlier unless there are
+        open connections on which no client has joined.
         """
         kept_bytes = sum(kept for _, kept in self._frozen.values())
         too_many = len(self._frozen) >= MAX_FROZEN or kept_bytes >= MAX_FROZEN_BYTES
@@ -251,7 +251,7 @@ class PortTraffic:
         self._accepting = accepting
 
     def _discard(self, peer: Peer, stop: Callable[[socket.socket], None]) -> None:
-        """Stop the data of a connection with `stop`. Then discard received data that gRPC has not read."""
+        """Call `stop` with the socket of a connection, so that no more data arrive. Then discard the data that gRPC has not read yet."""
         descriptor, _ = self._live[peer]
         with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
             if found == peer:

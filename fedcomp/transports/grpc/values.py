@@ -28,7 +28,7 @@ HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
 # Encodings of a text. WORD: the text is sent as its index in WORDS.
 UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3
-MIN_DEFLATE_BYTES = 128  # smallest UTF-8 size of a text that is compressed
+MIN_DEFLATE_BYTES = 128  # smallest size in UTF-8 of a text that is compressed (DEFLATED)
 MAX_TEXT_BYTES = 1 << 20  # largest size of a compressed text after decompression
 M = TypeVar("M")
 
@@ -139,7 +139,9 @@ class Reader:
                 raise ProtocolError(
                     "a text is not UTF-8, or its DEFLATE data is malformed"
                 ) from error
-        raise ProtocolError(f"a text in the message has the unknown encoding {code}")
+        raise ProtocolError(
+            f"a text in the message is word {size} of the protocol, which has only {len(WORDS)} words"
+        )
 
     def end(self) -> None:
         """Raise ProtocolError if the message has unread bytes."""
@@ -193,7 +195,10 @@ def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
     fields = fields_of(type(base))
     mask = reader.varint()
     if mask >> len(fields):
-        raise ProtocolError(f"a message has more fields than {type(base).__name__}")
+        raise ProtocolError(
+            f"a message of type {type(base).__name__} has more than the known {len(fields)} fields; install the same version of fedcomp on "
+            "both sides"
+        )
     values, omitted = [], set()
     for i, (name, kind) in enumerate(fields):
         if mask >> i & 1:

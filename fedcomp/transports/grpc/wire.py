@@ -1,8 +1,8 @@
 """The encoding of gRPC messages, as docs/reference/wire-format.md specifies it.
 
-The first byte of a gRPC message gives its kind, and the other bytes are its body. Most bodies are dataclasses of `fedcomp.messages`: a bit
-mask says which fields follow, and all other fields have the values of a base message that both sides know. For example, the base of a
-report is made from the assignment that the report answers. Large messages are sent in parts.
+The first byte of a gRPC message gives its kind, and the other bytes are its body. Most bodies encode a dataclass of `fedcomp.messages`.
+Such a body starts with a bit mask of the fields that follow. All other fields have the values of a base message that both sides know. For
+example, the base of a report is made from the assignment that the report answers. Large messages are sent in parts.
 """
 
 import dataclasses
@@ -32,13 +32,14 @@ from ...messages import (
 from ...server.transport import GRACE_S
 from .values import Reader, decode_fields, encode_fields, encode_int, encode_text
 
-PROTOCOL = 2
-RELAY = -2  # client id that a relay claims in its HELLO
+PROTOCOL = 2  # version of the protocol, which must be equal on the server and the client
+RELAY = -2  # value of the client id in a relay's HELLO message
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # a larger message is sent in parts of at most this size
 MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message
-# Frames (encoded updates) of up to MAX_DERIVED_BYTES are sent without their hashes (`version`, `ticket`), which the receiver computes.
+# If the frames (encoded vectors) of a message have at most MAX_DERIVED_BYTES bytes, their hash (the field `version` of an assignment, or
+# `ticket` of a report) is not sent, because the receiver can compute it.
 MAX_DERIVED_BYTES = 1 << 16
 MAX_NAME_BYTES = 128  # size limit of each text in a Presence or Report, except `reason`
 MAX_REASON_CHARS = 1000
@@ -171,7 +172,10 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode an invitation, its answer (presence), a farewell or relay terms as a list of byte strings."""
+    """Encode an Invitation, Presence, Farewell or RelayTerms as a list of byte strings.
+
+    `invitation`: the invitation sent on the stream, from which the base message is made.
+    """
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
@@ -186,7 +190,7 @@ def encode_assignment(
     """Encode an assignment as a list of byte strings, without copying its large byte strings.
 
     The client id is not encoded, because both sides know it. If `refer` is given, `refer(data)` replaces each byte string `data` in
-    `frames` and `announced`.
+    `frames` and `announced`; for example, a number replaces a frame that a relay has cached.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -214,7 +218,7 @@ def decode_assignment(
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
     """Encode a report as a list of byte strings, without copying the frame.
 
-    Fields that follow from the assignment `answered` are omitted.
+    Fields whose values the receiver can derive from the assignment `answered` are omitted.
     """
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
@@ -223,7 +227,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode a report after its sequence number."""
+    """Decode a report on the assignment `answered`. The reader must already have read the sequence number of the assignment."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -233,7 +237,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
     """Truncate the `reason` of a message to MAX_REASON_CHARS characters.
 
-    Raises ProtocolError for another text above MAX_NAME_BYTES bytes.
+    Raises ProtocolError if any other text of the message has more than MAX_NAME_BYTES bytes.
     """
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
@@ -250,7 +254,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts for a message larger than PART_BYTES.
 
-    Parts of a large frame contain no other data.
+    A part that contains data of a large frame contains no other data.
     """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
@@ -307,7 +311,9 @@ class Assembly:
 
     def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:
         if not 0 < len(part) <= self._bytes_left:
-            raise ProtocolError("a part arrived that belongs to no announced message")
+            raise ProtocolError(
+                f"a part of {len(part)} bytes arrived, but {self._bytes_left} bytes of an announced message are missing"
+            )
         ends = len(part) < PART_BYTES or len(part) == self._bytes_left
         if self._piece is None and ends:
             self._pieces.append(bytes(part))

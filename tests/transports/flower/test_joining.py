@@ -65,7 +65,7 @@ def test_only_nodes_with_valid_ids_of_this_run_join(no_pause):
     assert [
         sentence.removeprefix("a node that was invited cannot take part: ") for sentence in warnings
     ] == [
-        "the node asks to be client 2; the id must be from 0 to 1 and the id in the node's enrolment, if any; "
+        "the node asks to be client 2; the id must be from 0 to 1, and a node with an enrolment must use the id in its enrolment; "
         "correct --client-id or --partition-id",
         "client 0: the client answered the invitation of another run",
         "client 0: it has another model",
