@@ -341,9 +341,8 @@ class AbsenceModel:
     """A random model of the times at which clients are absent.
 
     `absent` [clients] has each client's probability of being absent, from 0 to 0.9. For client i, time is divided into periods of
-    `period_s[i]` seconds. The start of the first period is random. In each period, the client
-    is either absent or present all the time. The random draws depend only on the seed, the client and the period, so that no
-    state must be saved.
+    `period_s[i]` seconds. The start of the first period is random. In each period, the client is either absent or present all the time.
+    The random draws depend only on the seed, the client and the period, so that no state must be saved.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):

@@ -16,7 +16,8 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals: GPU, main memory, disk
-# With --residuals auto, GPU memory or else main memory is chosen if the vectors of all clients fit into this fraction of its free bytes.
+# With --residuals auto, GPU memory is chosen if the vectors of all clients fit into this fraction of the free GPU memory. Otherwise, main
+# memory is chosen if the vectors fit into this fraction of the free main memory.
 MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with vectors on disk: fraction of the free main memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")

@@ -36,7 +36,8 @@ from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
-LOCAL_TRAINING_S = 0.5  # with --engine auto, seconds for which the main process trains clients before it starts workers
+# With --engine auto, time for which the main process trains clients before it starts workers.
+LOCAL_TRAINING_S = 0.5
 # The run fails if this number of workers in a row die before they have loaded the task.
 MAX_FAILED_STARTS = 3
 # The run also fails after too many deaths without a trained client in between. The limit is this number times the number of workers, or

@@ -43,9 +43,7 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = (
-    4  # jobs for each actor in a call of `train`; with one job each, actors would often be idle
-)
+JOBS_PER_ACTOR = 4  # jobs for each actor in a call of `train`; with 1, actors would often be idle
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 # Do not send usage statistics, and leave CUDA_VISIBLE_DEVICES unchanged in actors without a GPU.

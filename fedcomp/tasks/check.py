@@ -32,15 +32,10 @@ from .user_errors import GIVE_FOLDER, task_errors
 T = TypeVar("T")
 # Beginning of torch's warning that outputs and targets, the arguments of a loss, have different shapes.
 DIFFERENT_SHAPES = "Using a target size"
-RESERVED_NAMES = {
-    f.name for f in dataclasses.fields(RoundRecord)
-}  # keys of metrics.jsonl, which no metric may have as its name
-DTYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)  # allowed for trainable parameters
+# Keys of metrics.jsonl, which no metric may have as its name.
+RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}
+# Allowed dtypes of trainable parameters.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LABEL_DTYPES = (torch.int64, torch.uint8)  # class labels that torch's cross-entropy accepts
 
 
@@ -277,9 +272,8 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a metric may warn, for example, that the two examples are of one class
+        # A metric may warn, for example, that the two examples are of one class.
+        warnings.simplefilter("ignore")
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 

@@ -28,9 +28,8 @@ class Batch(NamedTuple):
     """The inputs and targets of several examples."""
 
     inputs: Inputs
-    targets: (
-        Any  # a tensor, or nested tuples, lists and dicts of tensors; None if there are no targets
-    )
+    # A tensor, or nested tuples, lists and dicts of tensors. None if there are no targets.
+    targets: Any
 
     def __len__(self) -> int:
         return len(tensors(self.inputs)[0])

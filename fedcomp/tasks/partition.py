@@ -60,9 +60,8 @@ class Classes:
                 f"give at least classes:{-(-count // clients)} or --clients {-(-count // per_client)}"
             )
         parts = _parts_by_class(sizes, clients * per_client, clients)
-        n_classes = np.full(
-            clients, parts.sum() // clients
-        )  # number of classes that each client gets
+        # Number of classes that each client gets.
+        n_classes = np.full(clients, parts.sum() // clients)
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # clients that take a part of each class
         remaining = parts.copy()

@@ -342,9 +342,7 @@ class SerialEngine(ClientEngine):
         for rows, augmentation in zip(index.split(sizes), augmentations, strict=False):
             batch = data.batch(rows)
             if augmentation is not None and self.task.augment is not None:
-                assert isinstance(
-                    batch.inputs, Tensor
-                )  # tasks/check.py has checked that the input is one tensor
+                assert isinstance(batch.inputs, Tensor)  # tasks/check.py has checked this
                 inputs = self.task.augment.apply(batch.inputs, augmentation)
                 batch = Batch(inputs, batch.targets)
             yield batch
