@@ -1,4 +1,4 @@
-"""The engine of `--engine ray`, which trains clients in Ray actors, on this machine or on the cluster at RAY_ADDRESS.
+"""The engine of `--engine ray`, which trains clients in Ray actors (worker processes), on this machine or on the cluster at RAY_ADDRESS.
 
 Only local training runs in actors. The main process runs the strategy, the round loop and error feedback, and writes the run folder. An
 actor has one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for,

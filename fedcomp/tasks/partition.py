@@ -37,7 +37,7 @@ class Classes:
 
     The examples are split into clients × N parts of similar size, each with examples of one class. The clients, in random order, take N
     parts each: one from each of the N classes that have the most parts left. If a class has too few examples for its parts, some clients
-    get fewer than N classes. Raises SpecError if N is more than the number of classes, or if clients × N is less.
+    get fewer than N classes. Raises SpecError if there are fewer than N classes, or more than clients × N.
 
     The partition is similar to that of Sattler et al. 2019. In their partition, a client takes classes with consecutive numbers, and the
     last clients take the remaining examples.

@@ -253,9 +253,8 @@ def plan_batches(
     """Return the batches of a client in a round: for each step, an int64 array of indices into the data.
 
     `shard` contains the indices of the client's examples. A batch has `batch_size` examples, or all examples of a smaller shard. The
-    examples are shuffled before each pass over the shard. With `steps`, a pass omits the last
-    examples if they do not fill a batch. With `epochs`, the last batch of a pass has these examples. Raises DataError if the shard is
-    empty.
+    examples are shuffled before each pass over the shard. With `steps`, a pass omits the last examples if they do not
+    fill a batch. With `epochs`, the last batch of a pass has these examples. Raises DataError if the shard is empty.
     """
     if not len(shard):
         raise DataError(
