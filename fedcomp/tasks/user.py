@@ -1,8 +1,9 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports modules that the file needs only once in a process. A second task file could
-therefore get a module from the folder of the first. To prevent this, `load` raises TaskError if the second folder contains a module of the same name.
+of `load` executes the task file again. The modules that the file imports are executed only once in a process. A second task file could
+therefore get a module from the folder of the first. To prevent this, `load` raises TaskError if the second folder contains a module of the
+same name.
 """
 
 import hashlib
