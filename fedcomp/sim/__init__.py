@@ -1,4 +1,4 @@
-"""Simulations of federated learning with virtual clients on one machine, without Flower (flwr)."""
+"""Simulations of federated learning with virtual clients, without Flower (flwr)."""
 
 from typing import Any
 

@@ -19,11 +19,11 @@ OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
 class ClientStore(ClientStates):
-    """A store of the clients' states, such as error-feedback residuals. Recently used states are in memory, others in the checkpoint.
+    """A store of the data that each client keeps between rounds (its state), such as its error-feedback residual.
 
-    A changed state is written to the checkpoint when the run is saved, or earlier if the state is evicted from memory. The results of a run
-    do not depend on where the states are stored. A client that trains for the first time gets an error-feedback memory from `make_memory`,
-    and `version` as the version of its model.
+    Recently used states are in memory, and all other states are in the checkpoint. A changed state is written to the checkpoint when the
+    run is saved, or earlier if the state is evicted from memory. The results of a run do not depend on where the states are stored. A
+    client that trains for the first time gets an error-feedback memory from `make_memory`, and `version` as the version of its model.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ClientStore(ClientStates):
         super().__init__()  # `by_client` has the states in memory, least recently used first
         self.make_memory, self.version, self.placement = make_memory, version, placement
         self.changed: set[int] = set()  # clients whose states are newer than the checkpoint
-        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
+        self.checkpoint: Checkpoint | None = None  # None: no state is evicted from memory
         # Size of the largest client state so far. The initial value is an estimate.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients whose vectors are on the training device
@@ -48,8 +48,8 @@ class ClientStore(ClientStates):
     def ensure_loaded(self, clients: Sequence[int]) -> None:
         """Load the states of clients into memory, and move their vectors to `placement.training_device` unless it is None.
 
-        States of other clients are evicted if the budget of the placement is exceeded. Raises CheckpointError if a state cannot be read or
-        the disk is full.
+        If the states exceed `placement.budget_bytes`, the least recently used states of other clients are evicted. Raises CheckpointError
+        if a state cannot be read or the disk is full.
         """
         clients = list(dict.fromkeys(clients))
         loaded = [client for client in clients if client in self.by_client]
@@ -70,7 +70,7 @@ class ClientStore(ClientStates):
             self._pack(itertools.islice(changed, 1))  # measures one state to update `client_bytes`
 
     def take_changes(self) -> Changes:
-        """Return the vectors and values of the states that are newer than the checkpoint."""
+        """Return the states that are newer than the checkpoint, as tensors and byte strings by name."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
@@ -88,7 +88,7 @@ class ClientStore(ClientStates):
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Remove states from memory, and write those that changed to the checkpoint."""
+        """Write the changed states among these to the checkpoint, and remove all of them from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -98,7 +98,7 @@ class ClientStore(ClientStates):
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-        """Serialise states as vectors and byte strings, and update `client_bytes`."""
+        """Serialise states as tensors and byte strings by name, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
         for client in clients:

@@ -28,18 +28,19 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Limit for the weights and activations of clients that a CPU trains together. With this limit, the tensors fit into the CPU's caches.
+# Limit for the weights and activations of clients that a CPU trains together. It is about the size of the CPU's caches.
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of clients that a CPU trains together
-# On a CPU, clients with larger multilayer perceptrons are trained one by one, because the weights of several clients do not fit into the
+# On a CPU, multilayer perceptrons of more parameters are trained one by one, because the weights of several clients do not fit into the
 # caches. With 0.8 million parameters, training 16 clients together takes 1.2 to 1.7 times as long as training them one by one.
-CPU_PERCEPTRON = 300_000  # parameters
+CPU_PERCEPTRON = 300_000
 CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for clients that are trained together
-# From this size, one process with all cores trains a model faster than several processes (benchmarks/large_models.py).
+# From this number of parameters, one process with all cores is faster than several processes (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
-MAP_POSITIONS = 256  # assumed height × width of the output of a convolution
-TRIAL_BATCHES = 3  # batches of the trial that tests whether a model can be batched
-# Key of the placement of clients' vectors in the table [resolved] of config.toml. A resumed run ignores the value and chooses again.
+MAP_POSITIONS = 256  # assumed height × width of a convolution's output
+TRIAL_BATCHES = 3  # local steps of the trial that tests whether the batched engine supports a model
+# In config.toml, the table [resolved] has the placement of clients' vectors (placement.py) under this key. A resumed run ignores the value
+# and chooses the placement again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -53,8 +54,8 @@ ENGINES = {
 class EngineChoice:
     """An engine and its device. The choice is stored in config.toml, so that a resumed run uses the same engine."""
 
-    device: str
-    engine: str
+    device: str  # description, such as "cpu (2 threads)"
+    engine: str  # a key of ENGINES
     at_once: int  # number of clients that are trained at once
 
     @classmethod
@@ -134,7 +135,7 @@ def engine_reason(
 def unbatched_reason(
     config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
 ) -> str:
-    """Return the reason why --engine auto does not choose the batched engine, which trains clients together, or "" if it does.
+    """Return the reason why --engine auto does not choose the batched engine, or "" if it chooses this engine.
 
     On CUDA, the batched engine is chosen if two clients fit into a quarter of the memory. On a CPU, it is chosen if all parameters are in
     nn.Linear and nn.Embedding layers, except for large multilayer perceptrons.
@@ -151,7 +152,7 @@ def unbatched_reason(
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
-    """Return the part of a run that the batched engine does not support, such as "--optimizer adamw", or "" if there is none."""
+    """Return an option or part of the task, such as "--optimizer adamw", that the batched engine does not support, or "" if none."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
         "a train_fn": task.train_fn is not None,
@@ -173,7 +174,7 @@ def make_engine(
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Create the chosen engine, which takes ownership of `model`. Raises ConfigError if it does not support several devices."""
+    """Create the chosen engine, which takes ownership of `model`. Raises ConfigError if `devices` are several and the engine needs one."""
     if len(devices) > 1:
         if choice.engine != "batched":
             raise ConfigError(
@@ -194,7 +195,7 @@ def make_engine(
         return BatchedEngine(task, model, layout, device, choice.at_once, warn=warn)
     if choice.engine == "ray":
         return RayEngine(config, device)
-    # A resumed run may have another number of cores than choice.at_once. The results do not depend on the number of workers.
+    # Ignore choice.at_once, since a resumed run may have another number of cores. The results do not depend on the number of workers.
     count, is_auto = torch.get_num_threads(), config.engine == "auto"
     return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
@@ -211,7 +212,7 @@ def batching_error(
         engine.train_together(weights, data, [job], dataclasses.replace(sgd, augment=False), 0)
     except NotBatchable as error:
         return error
-    except (Exception, SystemExit):  # the first round reports any other error
+    except (Exception, SystemExit):  # not a batching error; the first round will report it
         pass
     return None
 
@@ -255,7 +256,7 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     weights_bytes = 4 * sum(p.numel() for p in model.parameters())
-    # A client needs four vectors of the model's size, and float32 activations of all layers.
+    # Training one client needs four vectors of the model's size, and the activations of all layers in float32.
     client_bytes = 4 * weights_bytes + 4 * batch_size * widths
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -263,6 +264,6 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     at_once = max(1, int(CPU_BYTES / client_bytes))
     if not _is_dense(model):
         return at_once
-    # With few clients at once, the batched engine is not faster than the serial engine. Up to 16 clients may therefore exceed CPU_BYTES,
-    # unless their weights alone exceed CPU_WEIGHTS_BYTES.
+    # With few clients at once, the batched engine is not faster than the serial engine. Therefore train up to 16 clients at once even if
+    # they exceed CPU_BYTES, as long as their weights alone do not exceed CPU_WEIGHTS_BYTES.
     return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and termination signals in a simulation: the run stops after the current round has been saved."""
+"""Handling of Ctrl-C and termination signals in a simulation. The run stops after the current round has been saved."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Context manager that delays the first signal until `act` is called. A second signal takes effect immediately.
+    """Context manager that delays the first signal until `act` is called. Any further signal takes effect immediately.
 
     Outside of the main thread, signals are not delayed, since only the main thread can set signal handlers.
     """

@@ -1,4 +1,4 @@
-"""An engine that trains on several devices of one machine in parallel. Each device trains some of the clients of a round.
+"""An engine that trains on several GPUs (devices) of one machine in parallel. Each device trains some of the clients of a round.
 
 Except for rounding, a client's update does not depend on the number of devices.
 """
@@ -59,7 +59,7 @@ class MultiDevice(Engine):
         engine = self.engines[i]
         device = engine.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            # Training changes the vectors in `traces`, such as the momentum, in place: copy them to the device and back.
+            # Training changes the vectors in `traces`, such as the momentum, in place. Copy them to the device, and back after training.
             moved = [job._replace(traces=job.traces.map(lambda t: t.to(device))) for job in jobs]
             updates, results = engine.train(start.to(device), data, moved, sgd, seed=seed)
             for job, moved_job in zip(jobs, moved, strict=True):

@@ -2,21 +2,22 @@
 
     duration = latency + (bytes received) / down + (local steps) · step · slowdown + (bytes sent) / up + latency
 
-In this time, a client downloads an assignment, trains, and uploads its answer. The options `up` and `down` are in bytes per second, and
-`latency` and `step` (the duration of a local step) in seconds. The slowdown is 1, unless the options `swing` and `stall` make a client's
-speed differ between rounds.
+This is the time in which a client downloads an assignment, trains, and uploads its answer. `up` and `down` are in bytes per second. `step`,
+the duration of a local step, and `latency` are in seconds. The slowdown is 1, unless the options `swing` and `stall` make a client's speed
+differ between rounds.
 
-`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from
-a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. In the network `lognormal`, the options are medians
-over the clients. Three factors e^(spread·z), with standard normal z, are drawn for each client: one for the link (up and down), one for the
-latency, and one for the compute speed. The following networks are `lognormal` with other defaults:
+`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) at random from the run's seed. `--network FILE` reads
+the values from a CSV file (`read_profiles`). The network `uniform` gives all clients the values of the options. In the network `lognormal`,
+the options are the medians of the clients' values. For each client, these medians are multiplied by random factors e^(spread·z), with
+standard normal z: one factor for up and down, one for latency, and one for step. The following networks are `lognormal` with other
+defaults:
 
     fixed           Speedtest Global Index of September 2020 (means, used as medians): 85.73 Mbit/s down, 45.74 up, round trip 21 ms
     mobile          mobile tests of the same index: 35.96 Mbit/s down, 11.22 up, round trip 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Defaults for which no source is given, such as `step` and `spread`, are assumptions; set your own values if these options matter to you.
+Defaults for which no source is given, such as those of `step` and `spread`, are assumptions. Set your own values if they matter to you.
 """
 
 import csv
@@ -35,7 +36,8 @@ from ..errors import ConfigError, SpecError, nearest, os_errors
 from ..kernels import philox
 
 CHUNK = 1024  # number of periods for which a client's absences are drawn together
-# Smallest value of the option `stretch` (the length of a period). A server also waits this long for a client to reconnect.
+# Smallest value of the option `stretch`, the time between possible changes from absent to present. It equals the time that a server waits
+# for a client to reconnect (GRACE_S in server/transport.py).
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
@@ -72,18 +74,19 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """A network with the same values for all clients, unless `spread` or `slow` is set. Raises SpecError for a value out of range."""
+    """A network whose clients all have the same values, unless `spread` or `slow` is set. Raises SpecError for a value out of range."""
 
-    up: Rate = Rate(1e5)
-    down: Rate = Rate(1e6)
+    up: Rate = Rate(1e5)  # from a client to the server
+    down: Rate = Rate(1e6)  # from the server to a client
     latency: Seconds = Seconds(0.05)  # delay of a message in one direction
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
-    # Each client's values are multiplied by random factors, whose logarithms have this standard deviation.
+    # Each client's up, down, latency and step are multiplied by random factors, whose logarithms have this standard deviation.
     spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
-    stretch: Seconds = Seconds(600.0)  # length of a period in which a client is absent or present
-    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
-    # Fraction of a client's rounds in which the client's steps take `factor` times as long.
+    # Time is divided into periods of this length. A client is absent or present for a whole period.
+    stretch: Seconds = Seconds(600.0)
+    slow: float = 0.0  # probability that a client's steps take `factor` times as long in all rounds
+    # Probability that a client's steps take `factor` times as long in a round.
     stall: float = 0.0
     factor: float = 4.0
     swing: float = 0.0  # a round's step time differs from `step` by at most this fraction of `step`
@@ -185,7 +188,7 @@ def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
 
 
 def parse_network(text: str) -> Uniform:
-    """Parse the name and options of a network, such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
+    """Return the network that a text such as `mobile` or `uniform:up=100kB` describes. Raises SpecError."""
     with spec.error_context(text, "--network"):
         return spec.build(spec.parse_part(text, "network"), NETWORKS, "network")
 
@@ -196,7 +199,7 @@ class Network:
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
         self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
-        # the last round for which random values were drawn, and these values
+        # The last round for which `_draw` was called, and the two arrays that it returned.
         self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
     @classmethod
@@ -251,9 +254,11 @@ def read_profiles(text: str, clients: int) -> Profiles:
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    The columns `client`, `up` and `down` are required. The other columns are optional, and set the options of `--network` with the same
-    names. Missing columns default to 0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds,
-    or fractions, depending on the column. Lines and columns may be in any order. Lines for clients that the run does not have are ignored.
+    The columns `client`, `up` and `down` are required. The optional columns are latency, step, absent, stretch, stall, factor and swing,
+    with the meanings of the options of `Uniform`. Missing columns default to 0, except for stretch (10 min) and factor (4). Numbers without
+    a unit are in bytes per second (up, down) or in seconds (latency, step, stretch). Lines and columns may be in any order. Lines for
+    clients that the run does not have are ignored.
+
     Raises ConfigError, which names the line and the column of an error.
     """
     path = expand_home(text, "--network")
@@ -333,11 +338,11 @@ def _value(where: str, name: str, cell: str) -> float:
 
 
 class AbsenceModel:
-    """A random model of the times at which clients are absent. `absent` holds each client's probability of being absent, from 0 to 0.9.
+    """A random model of the times at which clients are absent.
 
-    For each client, time is divided into periods of `period_s` seconds; the start of the first period is random. In each period, the client
-    is either absent or present all the time. The random draws depend only on the seed, the client and the period, so the model has no
-    state.
+    `absent` [clients] has each client's probability of being absent, from 0 to 0.9. For client i, time is divided into periods of
+    `period_s[i]` seconds. The start of the first period is random. In each period, the client is either absent or present all the time.
+    The random draws depend only on the seed, the client and the period, so that no state must be saved.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
@@ -380,7 +385,7 @@ class AbsenceModel:
         return None
 
     def next_change_s(self, time_s: float) -> float:
-        """Return the first time after `time_s` at which any client may leave or return, or infinity if no client is ever absent."""
+        """Return the first time after `time_s` at which a client may leave or return, or infinity if no client is ever absent."""
         clients = np.flatnonzero(self.absent)
         period_s, offset_s = self.period_s[clients], self._offset_s[clients]
         ends = (np.floor((time_s + offset_s) / period_s) + 1) * period_s - offset_s

@@ -1,4 +1,4 @@
-"""The placement of clients' vectors, such as error-feedback residuals, between rounds: on the device, in main memory, or on disk.
+"""The placement of clients' vectors, such as error-feedback residuals, between rounds: in GPU memory, in main memory, or on disk.
 
 By default, the placement is chosen by the maximum total size of the vectors and by the free memory at the start of the run. The results of
 the run do not depend on the placement.
@@ -15,10 +15,11 @@ import torch
 from ..errors import ConfigError
 from ..formatting import human_bytes
 
-DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-# With --residuals auto, the device or the host is chosen if this fraction of its free memory holds the vectors of all clients.
+DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals: GPU, main memory, disk
+# With --residuals auto, GPU memory is chosen if the vectors of all clients fit into this fraction of the free GPU memory. Otherwise, main
+# memory is chosen if the vectors fit into this fraction of the free main memory.
 MEMORY_FRACTION = 1 / 2
-CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of the free host memory for cached vectors
+CACHE_FRACTION = 1 / 8  # with vectors on disk: fraction of the free main memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -27,8 +28,8 @@ class Placement:
     """The place where clients' vectors are stored between rounds."""
 
     name: str  # DEVICE, HOST or FILE
-    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory
-    # Device to which a client's vectors are moved while the client trains; None: they are not moved.
+    budget_bytes: float = math.inf  # limit for the total size of the vectors in main memory
+    # GPU to which a client's vectors are moved while the client trains; None: the vectors are not moved.
     training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors
 
@@ -49,7 +50,7 @@ def choose_placement(
 ) -> Placement:
     """Return the placement for `residuals`, a value of --residuals, and for `clients` clients with vectors of `client_bytes` bytes each.
 
-    Raises ConfigError if the vectors of all clients do not fit into the memory that `residuals` names.
+    Raises ConfigError if the vectors of all clients do not fit into the free memory that `residuals` names.
     """
     needed = clients * client_bytes
     host, cuda = free_memory(), device.type == "cuda"

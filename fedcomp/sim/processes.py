@@ -2,8 +2,8 @@
 
 A second thread hardly speeds up a convolution, but two processes on two cores train two clients in the time of one client. Each worker is a
 separate Python interpreter, which computes bit for bit the updates of the serial engine on one thread. Weights, data, updates and momentum
-are in anonymous shared memory, which only Linux has. The rest of a job (the training of a client in a round) is sent to the worker through
-a pipe. If a dataset is not in memory, each worker reads the dataset itself.
+are in anonymous shared memory, which only Linux has. All other values that a job (the training of a client in a round) needs are sent
+to the worker through a pipe. If a dataset is not in memory, each worker reads the dataset itself.
 
 A worker that dies is replaced, and its client is trained again. If a second worker dies while it trains the same client, this client fails.
 """
@@ -36,12 +36,14 @@ from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
-LOCAL_TRAINING_S = 0.5  # time for which the main process trains clients before it starts workers
+# With --engine auto, time for which the main process trains clients before it starts workers.
+LOCAL_TRAINING_S = 0.5
 # The run fails if this number of workers in a row die before they have loaded the task.
 MAX_FAILED_STARTS = 3
-# The run also fails after too many deaths without a trained client in between: this number times the number of workers, or times 3 if
-# there are fewer workers.
+# The run also fails after too many deaths without a trained client in between. The limit is this number times the number of workers, or
+# times 3 if there are fewer than 3 workers.
 MAX_DEATHS_PER_WORKER = 2
+# Program of a worker process. Its arguments are those of `worker.main`, followed by the entries of `sys.path`.
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
@@ -89,8 +91,8 @@ class SharedTensor:
 class UpdateMemory:
     """Shared memory for the updates of a cohort. Not thread-safe.
 
-    The memory is reused for the next cohort if the shape is the same and no tensor refers to the previous updates. Reuse saves time,
-    because the operating system fills new memory with zeros.
+    The memory is reused for the next cohort if the shape is the same and no tensor refers to the previous updates. Reuse saves the time
+    that the operating system needs to fill new memory with zeros.
     """
 
     def __init__(self) -> None:
@@ -171,7 +173,7 @@ class JobQueue:
         m = len(self.jobs)
         self.results: list[Result | None] = [None] * m
         self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker
-        self.traces: dict[int, Traces] = {}  # SharedTensors of each assigned job
+        self.traces: dict[int, Traces] = {}  # for each assigned job, its traces as SharedTensors
         self.deaths: Counter[int] = (
             Counter()
         )  # number of workers that died while they trained a job
@@ -181,7 +183,7 @@ class WorkerEngine(Engine):
     """Engine with `count` worker processes, each of which loads the task of `config`.
 
     With `local_training`, the main process trains clients itself for the first LOCAL_TRAINING_S seconds, so that short runs start no
-    workers. `model` is used only for this local training. `warn` is called when a worker dies.
+    workers. `model` is used only for this local training. `warn` is called when a worker dies for the first time during a job.
     """
 
     device = torch.device("cpu")
@@ -248,7 +250,7 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether rounds have their final speed, because all workers have started and loaded the task."""
+        """Whether all workers have started and loaded the task, so that later rounds will not be faster."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
@@ -328,7 +330,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. Repeat its job if this is the first death during the job, else let the job fail.
+        """Remove a dead worker. If it is the first that died during its job, queue the job again. If it is the second, let the job fail.
 
         Raises UserError if too many workers have died in a row.
         """

@@ -1,4 +1,4 @@
-"""The engine of `--engine ray`, which trains clients in Ray actors, on this machine or on the cluster at RAY_ADDRESS.
+"""The engine of `--engine ray`, which trains clients in Ray actors (worker processes), on this machine or on the cluster at RAY_ADDRESS.
 
 Only local training runs in actors. The main process runs the strategy, the round loop and error feedback, and writes the run folder. An
 actor has one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for,
@@ -43,9 +43,10 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with only one, actors would often be idle
+JOBS_PER_ACTOR = 4  # jobs for each actor in a call of `train`; with 1, actors would often be idle
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+# Do not send usage statistics, and leave CUDA_VISIBLE_DEVICES unchanged in actors without a GPU.
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray listen on the loopback interface only. The random RAY_AUTH_TOKEN keeps out other users of
 # this machine.
@@ -71,7 +72,7 @@ def check(config: RunConfig) -> None:
 class TrainResult(NamedTuple):
     """The result of training a client in an actor. Its tensors are wrapped as PickledTensor."""
 
-    update: Any  # float32 [n]
+    update: Any  # float32 [numel]
     result: JobResult
     traces: Traces  # momentum and other vectors after the last step
 
@@ -88,8 +89,8 @@ class TrainingActor(TrainingWorker):
     ) -> TrainResult | str:
         """Train the client of `job`. Return the result, or an error message of one line.
 
-        `refs` has two references to objects in Ray's store: `refs["data"]` to the training data, or to None if the actor reads the data
-        itself; `refs["start"]` to the weights before the first step.
+        `refs` has references to two objects in Ray's store. `refs["data"]` refers to the training data, or to None if the actor reads the
+        data itself. `refs["start"]` refers to the weights before the first step.
         """
         if error := self.load():
             return error
@@ -166,7 +167,7 @@ class RayEngine(Engine):
     def _run(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> Iterator[tuple[int, TrainResult | str]]:
-        """Send each job to an idle actor. Yield the position in `jobs` and the result of each job, when the result arrives."""
+        """Send each job to an idle actor. When a result arrives, yield the position of its job in `jobs`, and the result."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
@@ -224,7 +225,7 @@ class RayEngine(Engine):
         if not count:
             needed = f"a core and 1/{ACTORS_PER_GPU} of a GPU" if cuda else "a core"
             raise UserError(
-                f"--engine ray: no machine of the Ray cluster has {needed} for an actor; give another --device"
+                f"--engine ray: no machine of the Ray cluster has {needed} for an actor; give another --device or --engine"
             )
         config = with_absolute_paths(self.config)
         actor_class: Any = ray.remote(TrainingActor).options(

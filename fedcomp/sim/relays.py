@@ -10,7 +10,7 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """The clients of `population`, connected through relays. Client i sends its updates to relay i mod `relays`.
+    """The clients of `population`, connected through `relays` relays. Client i sends its updates to relay i modulo `relays`.
 
     Relays do not change downloads.
     """
@@ -25,11 +25,11 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """The maximum number of assignments in a call of `handle`: all clients, since a relay waits for all of its clients."""
+        """The maximum number of assignments in a call of `handle`: all clients, since a relay waits for each of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return the reports that the server receives, in the order of the assignments."""
+        """Return the reports that the server receives from the relays, in the order of the assignments."""
         size = self.population.at_once
         chunks = [assignments[start : start + size] for start in range(0, len(assignments), size)]
         reports = [report for chunk in chunks for report in self.population.handle(chunk)]
@@ -46,7 +46,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return how many bytes and how many empty updates (zero bytes) the clients have sent since the last call."""
+        """Return the numbers of bytes and of empty updates (of zero bytes) that the clients have sent since the last call of `take`."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

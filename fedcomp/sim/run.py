@@ -56,7 +56,7 @@ from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, random_work_s, step_counter
 
-STACK_BYTES = 64 << 20  # approximate total size in bytes of the updates that are encoded together
+STACK_BYTES = 64 << 20  # approximate total bytes of the updates that are encoded together
 
 
 def simulate(
@@ -67,8 +67,8 @@ def simulate(
     If `task` is given, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. Otherwise, the task that
     `config.task` names is loaded.
 
-    Raises UserError for invalid options, before any file is written, and OutOfMemoryError if memory runs out. A run can be resumed after
-    any interruption.
+    Raises UserError for invalid options, before any file is written, and OutOfMemoryError if memory runs out. A run that
+    was interrupted after its start, by an error or otherwise, can be resumed.
     """
     simulation = None
     try:
@@ -87,7 +87,7 @@ def simulate(
 
 
 class PreparedRun(ServerRun):
-    """A run whose parts are constructed, before anything is trained or written. Raises UserError for invalid options."""
+    """A run with its task, data, initial model and strategy, before any training or writing. Raises UserError for invalid options."""
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         config = resolved(config)
@@ -114,7 +114,7 @@ class PreparedRun(ServerRun):
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # Indices of the examples on which each client evaluates: test examples (test_shards) or held-out training examples (held_out).
+        # Indices of the examples on which each client evaluates: of test examples in `test_shards`, or of training examples in `held_out`.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -174,8 +174,8 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        # If clients' vectors are on disk, every round loads and frees vectors. Each vector gets its own memory mapping, so that freed
-        # vectors leave no gaps in the heap.
+        # If clients' vectors are on disk, every round loads and frees vectors. Let malloc give each vector its own memory mapping, so that
+        # freed vectors leave no gaps in the heap.
         if self.placement.name == FILE:
             malloc.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
@@ -296,7 +296,7 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Create the chosen engine. If --engine auto chose the batched engine but a trial with `shard` fails, choose another engine."""
+        """Create the chosen engine. Try the batched engine on `shard`. If it fails and --engine is auto, choose another engine."""
         engine = make_engine(
             self.devices, self.engine_choice, self.config, self.task, model, self.warnings
         )
@@ -331,7 +331,7 @@ class Simulation(PreparedRun):
         return dataclasses.replace(record, warnings=self.warnings.take())
 
     def _with_relays(self, relays: Relays, result: RoundResult, record: RoundRecord) -> RoundRecord:
-        """Return `record` with separate byte counts from clients to relays and from relays to the server."""
+        """Return `record` with separate counts of the bytes from clients to relays and from relays to the server."""
         client_bytes, empty = relays.take()
         warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         return dataclasses.replace(
@@ -343,7 +343,7 @@ def _check_options(config: RunConfig, task: Task | None) -> None:
     """Raise ConfigError for options that a simulation does not support."""
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
-            "--deadline and --quorum have no effect without --network, since virtual clients then answer immediately; give --network, "
+            "--deadline and --quorum have no effect without --network, which simulates the time until clients answer; give --network, "
             "or use fedcomp server start"
         )
     if config.relays and config.network:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from ..config import AUTO
 
-PAUSE_FACTOR = 20  # minimum time between two saves, as a multiple of the duration of the first
+PAUSE_FACTOR = 20  # minimum time between two saves, as a multiple of the duration of the first save
 MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 
 
 class SaveTimes:
-    """The rounds after which a run is saved. `every` is the number of rounds from save to save, or "auto".
+    """The rounds after which a run is saved. `every` is the number of rounds from one save to the next, or "auto".
 
     With "auto", the time between two saves is at least MIN_PAUSE_S seconds, and at least PAUSE_FACTOR times the duration of the first save.
     Saves therefore take at most about a twentieth of the time of a run.

@@ -5,7 +5,7 @@ immediately, but delivers it only when the virtual clock reaches the answer's ti
 
 A busy client that receives assignments finishes its current work and then starts the newest assignment, as in a deployment. Unlike in a
 deployment, assignments that the client skips also change its state, because the simulation has already computed their answers. If a client
-goes offline before its answer arrives, and is still offline GRACE_S seconds later, the server stops waiting for the answer. If a client
+goes offline before its answer arrives, and is still offline GRACE_S (5) seconds later, the server stops waiting for the answer. If a client
 does not answer, the exchange lasts until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn before its late answer has arrived, unless
@@ -33,18 +33,18 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name of the timing state in a checkpoint
-# Without --network: ratio of the longest to the shortest mean duration of a client's work in a round.
+# Without --network: the mean durations of two clients' work in a round differ at most by this factor.
 MAX_SLOWDOWN = 4.0
 # Without --network: maximum difference between the duration of a client's work and the client's mean, as a fraction of the mean.
 MAX_SWING = 0.5
-SILENT = "reply"  # `stage` of a report that replaces a missing answer
+SILENT = "reply"  # value of `stage` in a report that replaces a missing answer
 TRAINED = "train", "encode"  # values of `stage` for failures during or after training
 
 
 class VirtualClock(Clock):
     """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
-    `now` returns seconds since the start of the exchange, like `limit_s`.
+    `now` returns seconds since the start of the exchange, and `limit_s` is counted from the same time.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class VirtualClock(Clock):
         self.limit_s = None  # time limit of the exchange; None: no limit
         self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s = 0.0  # start of the exchange, since the start of the run
-        self._taken_s = 0.0  # last call of `take`, since the start of the run
-        # From the last call of `take` to the start of the exchange. The difference `_began_s - _taken_s` would be less exact.
+        self._taken_s = 0.0  # time of the last call of `take`, since the start of the run
+        # Seconds from the last call of `take` to the start of the exchange. The difference `_began_s - _taken_s` would be less exact.
         self._round_s = 0.0
 
     @property
@@ -117,7 +117,7 @@ class TimedTransport(Transport):
         steps: Callable[[Assignment], int],
     ):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
-        # Start and end of each client's work on its newest assignment, in seconds since the start of the run.
+        # Start and end of each client's work on its newest assignment, including the transfers, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
         # Arrival of each client's answer to a cancelled assignment, in seconds since the start of the run.
         self.late: dict[int, float] = {}
@@ -217,7 +217,7 @@ class TimedTransport(Transport):
     def _start_s(self, client: int, exchange_s: float, sent_s: float) -> float:
         """Return when a client starts an assignment that was sent at `sent_s`. Both are in seconds since the start of the exchange."""
         start_s, end_s = self.busy.get(client, (0.0, 0.0))
-        # A client that has not started its previous assignment skips that assignment.
+        # The client finishes its previous assignment if it has started that assignment, and skips it otherwise.
         free_s = (end_s if start_s <= exchange_s + sent_s else start_s) - exchange_s
         return max(sent_s, free_s)
 
@@ -243,7 +243,7 @@ class Timing:
         self._availability, self._option = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
-        """Return the virtual seconds from the start of a client's newest exchange to the client's answer. `round` is ignored."""
+        """Return the virtual seconds from the start of a client's newest exchange to the arrival of its answer. `round` is ignored."""
         return self.transport.answer_s[client]
 
     def gather(self) -> Sequence[int]:
@@ -328,7 +328,10 @@ def random_work_s(seed: int) -> Callable[[int, int], float]:
 def step_counter(
     algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
-    """Return a function that counts the local steps of an assignment, on the client's own data or on assigned partitions."""
+    """Return a function that counts the local steps of an assignment.
+
+    A client trains on its own data or, if the strategy assigns data partitions to it, on these partitions.
+    """
 
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:

@@ -1,4 +1,4 @@
-"""The worker of `--engine processes` and `--engine ray`: it loads the task in its own process, and trains one client per job."""
+"""The worker of `--engine processes` and `--engine ray`: it loads the task in its own process, and trains one client at a time."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
-POLL_S = 0.5  # interval at which a worker checks that its parent still runs
+POLL_S = 0.5  # interval at which a worker checks whether its parent process still runs
 
 
 class TrainingWorker:
@@ -63,7 +63,7 @@ class TrainingWorker:
         seed: int,
         update: Tensor,
     ) -> JobResult | str:
-        """Train the client of `job` and write its update into `update`. Return the packed result, or an error message of one line.
+        """Train the client of `job`, and write its update into `update`. Return the result for pickling, or an error message of one line.
 
         If `data` is None, the worker reads the task's training data itself.
         """
@@ -82,7 +82,10 @@ class TrainingWorker:
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    """Train the jobs that arrive on a connection until the parent process exits. `descriptor` is the connection's file descriptor."""
+    """Train the clients of the jobs that arrive on a connection, until the parent process exits.
+
+    `descriptor` is the connection's file descriptor.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
     connection = Connection(descriptor)
@@ -102,7 +105,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return `config` with absolute paths of the task and the data, for processes with another working directory."""
+    """Return `config` with absolute paths of the task file and the data folder, for processes with another working directory."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
     folder = data_folder(config.data)
@@ -138,7 +141,7 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` whose tensors are wrapped for pickling."""
+    """Return a copy of `job` whose tensors are wrapped for pickling. `pack_trace` wraps the vectors in `job.traces`."""
     buffers, state = map_nested((job.buffers, job.state), PickledTensor)
     return job._replace(buffers=buffers, traces=job.traces.map(pack_trace), state=state)
 
@@ -150,7 +153,7 @@ def packed_result(result: JobResult) -> JobResult:
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
-    """Return `data` whose tensors are wrapped by `pack`, or None for LazyData, which the other process reads itself."""
+    """Return a copy of `data` whose tensors are wrapped by `pack`, or None for LazyData, which the receiving process loads itself."""
     if not isinstance(data, Data):
         return None
     return Data(map_tensors(data.inputs, pack), pack(data.targets))

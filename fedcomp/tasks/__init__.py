@@ -1,4 +1,7 @@
-"""Tasks by name: built-in tasks, tasks from plugins (fedcomp/plugins.py), and a user's own tasks as path/file.py:name."""
+"""Lookup of tasks by name.
+
+A name is that of a built-in task, that of a plugin's task (fedcomp/plugins.py), or path/file.py:name for a task in a user's own file.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,14 +38,14 @@ def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
     return {name: partial(load, name) for name in _TASKS}
 
 
-# Prefix of --task in the options of a run whose task was given as a Python object.
+# If a program passes a Task object instead of a name, the run's option --task is this prefix followed by the name of the Task.
 OBJECT = "object:"
 
 
 def load(name: str, data: str | Path | None = None) -> Task:
     """Return the task that `--task` names. Its data is read on first use, so a missing data folder raises an error only then.
 
-    Raises TaskError for an unknown name, for a file without the task, and for a task that was given as a Python object.
+    Raises TaskError for an unknown name, for a file that does not define the task, and for a name with the prefix OBJECT.
     """
     if name.startswith(OBJECT):
         raise TaskError(

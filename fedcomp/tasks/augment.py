@@ -1,7 +1,8 @@
 """Augmentation: random changes of training examples.
 
-The random numbers depend only on (seed, round, client) and are drawn on the CPU, so that a client trains on the same examples with every
-training engine and on every device. Each example has its own random numbers, so the examples of many clients can be augmented together.
+The random numbers depend only on the run's seed, the round and the client, and are drawn on the CPU. A client therefore trains on the same
+examples with every training engine, on a CPU or a GPU. Each example has its own random numbers, so that a training engine can augment the
+examples of many clients in one call.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ class Augmentation:
     """Random changes of a task's training examples.
 
     `draw(generator, count)` returns the random numbers for `count` examples, an array [count, ...]. `apply(inputs, drawn)` returns the
-    augmented inputs, with the shape and dtype of `inputs` [batch, ...]. `drawn` [batch, ...] are the random numbers of the examples, on the
-    device of `inputs`. `apply` must not change its arguments.
+    augmented inputs, with the shape and dtype of `inputs` [batch, ...]. `drawn` [batch, ...] has the random numbers of these examples, on
+    the device of `inputs`. `apply` must not change its arguments in place.
     """
 
     draw: Callable[[np.random.Generator, int], np.ndarray]
@@ -37,14 +38,14 @@ class Augmentation:
 
 
 def _draw_crops_and_flips(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Return an int64 array [count, 3]: for each image, row and column of the crop (0 to 8), and 1 if the image is flipped, else 0."""
+    """Return an int64 array [count, 3]: for each image, first row and column of the crop (0 to 8), and 1 to flip the image, else 0."""
     return generator.integers([0, 0, 0], [2 * PADDING + 1, 2 * PADDING + 1, 2], (count, 3))
 
 
 def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
     """Pad images [batch, channels, height, width] with zeros, crop each image to [height, width], and flip some images horizontally."""
     channels, height, width = images.shape[1:]
-    row, column, flip = drawn.unsqueeze(-1).unbind(1)  # [b, 1] each
+    row, column, flip = drawn.unsqueeze(-1).unbind(1)  # [batch, 1] each
     rows = row + torch.arange(height, device=images.device)
     offsets = torch.arange(width, device=images.device)
     columns = column + torch.where(flip == 1, width - 1 - offsets, offsets)

@@ -26,7 +26,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
-ARGUMENTS = {  # of the functions of a Task
+ARGUMENTS = {  # names of the arguments with which fedcomp calls each function of a Task
     "collate": "items",
     "optimizer": "parameters",
     "train_fn": "model, data, local_round",
@@ -35,16 +35,16 @@ ARGUMENTS = {  # of the functions of a Task
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the fraction of examples whose largest output is at the index of the target, a scalar tensor from 0 to 1.
+    """Return the fraction of examples for which the target is the class with the largest output, as a scalar tensor.
 
-    `outputs` has the shape [batch, classes], and `targets` has the shape [batch].
+    `outputs` has the shape [batch, classes]. `targets` are class indices with the shape [batch].
     """
     return (outputs.argmax(-1) == targets).float().mean()
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model with its data, its loss and its metrics. A run calls the functions of the task when it needs their results.
+    """A model with its data, its loss and its metrics. The functions of a task are called during a run, not when the Task is created.
 
         task = fedcomp.Task(
             "disc",
@@ -53,28 +53,32 @@ class Task:
             test=(points[:400], inside[:400]),
         )
 
-    `model()` returns a module with the same parameters on every call. `model()` may draw from the global random generators of torch, numpy
-    and random: fedcomp seeds them, so that the server and all clients start with the same weights. If `model` is a module instead of a
+    `model()` returns a module. On every call, its parameters have the same names and shapes, and its buffers and frozen parameters also
+    have the same values. `model()` may initialise weights with the global random generators of torch, numpy and random. Before each call,
+    fedcomp seeds these generators, so that the server and all clients start with the same weights. If `model` is a module instead of a
     function, the initial model is a copy of the module with its current weights.
 
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
     Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. If
-    `test` is None, the model can only be evaluated on clients (--evaluate clients). If a batch is a tuple, its inputs are passed to the
-    model by position. If a batch is a dict, its inputs are passed by keyword, and `target` is the key of the targets. `collate(items)`
-    converts a list of a dataset's items to a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
+    `test` is None, the model can only be evaluated on clients (--evaluate clients).
+
+    A batch is a tuple (input, …, targets) or a dict with the targets under the key `target`. The inputs of a tuple are passed to the model
+    by position, and those of a dict by keyword. `collate(items)` converts a list of a dataset's items to a batch, like the `collate_fn` of
+    `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
     model's output, or the cross-entropy if the output has no such attribute. If the model's output has an attribute `.logits`, loss,
-    accuracy and metrics receive these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression,
-    set `accuracy` to None. Loss and accuracy are averaged over batches. `metrics` maps names to functions that compute further metrics.
-    Each of these functions is called once per evaluation, with the outputs and targets of the whole test set on the CPU, and returns a
-    number.
+    accuracy and metrics receive these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. The default is
+    `share_correct`, for classification; for a regression, set `accuracy` to None. An evaluation averages loss and accuracy over all test
+    examples. `metrics` maps names to functions that compute further metrics. Each of these functions is called once per evaluation, with
+    the outputs and targets of the whole test set on the CPU, and returns a number.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
-    `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces
-    the evaluation, also on clients (--evaluate clients). Both return a dict of numbers with at least the key "loss". If `train_fn` returns
-    a number "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers are metrics:
-    at most 64, with names of at most 64 bytes.
+    `train_fn(model, data, local_round)` replaces the training loop of a client (see `fedcomp.LocalRound`). `evaluate_fn(model, data)`
+    replaces the evaluation, also on clients (--evaluate clients). In both, `data` is a torch Dataset or a Hugging Face Dataset. Both
+    functions return a dict of numbers with at least the key "loss". If the dict of `train_fn` has the key "examples", this number is the
+    weight of the client's update in an average weighted by examples. If the dict of `evaluate_fn` has the key "accuracy", this number is
+    the accuracy. All other numbers are metrics: at most 64, with names of at most 64 bytes.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
@@ -86,7 +90,7 @@ class Task:
     test: Callable[[], Any] | Any = None
     loss: MetricFunction | None = None
     accuracy: MetricFunction | None = share_correct
-    augment: Augmentation | None = None  # the changes that --augment makes to training examples
+    augment: Augmentation | None = None  # random changes of training examples, used with --augment
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict, hash=False)
     collate: Callable[[list[Any]], Any] | None = None
     target: str = TARGET
@@ -101,7 +105,7 @@ class Task:
             )
         if not isinstance(self.metrics, Mapping):
             raise TaskError(
-                f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
+                f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict from names to functions of "
                 "(outputs, targets)"
             )
         for name, arguments in ARGUMENTS.items():
@@ -124,8 +128,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. The targets are among them only if the task has no `loss` and
-        `forward` has an argument with the name of the targets' key. Such a model computes the attribute `.loss` of its output itself.
+        If the inputs are a dict, its entries are passed as keyword arguments. The targets are passed only if the task has no `loss` and the
+        model's `forward` has an argument for them. Such a model is expected to compute the attribute `.loss` of its output.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -189,12 +193,12 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 
 
 def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return two functions for `train` and `test` of a Task, which call `read("train")` and `read("test")`."""
+    """Return the arguments `train` and `test` of a Task: two functions that call `read("train")` and `read("test")`."""
     return partial(read, "train"), partial(read, "test")
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:
-    """Return the task's model with its initial weights, which depend only on `seed`. Global random generators do not change."""
+    """Return the task's model with its initial weights, which depend only on `seed`. Global random generators keep their states."""
     with seeded_globals(seeds.key(seed, "initial weights")):
         return task.model()
 
@@ -217,9 +221,9 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files of the data set `name` in the folder of --data: the files that `find` returns for the subfolder `name`, or, if
-    there are none, for the folder itself.
+    """Return the files of the data set `name` in `folder`, the folder of --data.
 
+    `find(place)` returns the files in a folder. It is called for the subfolder `name`, and, if it finds no files there, for `folder`.
     Raises DataError if there are no files or the folder cannot be read. In the message, `missing` names the missing files, and `contents`
     describes a complete folder.
     """

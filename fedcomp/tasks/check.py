@@ -30,11 +30,13 @@ from .running_statistics import recalibrated_layers
 from .user_errors import GIVE_FOLDER, task_errors
 
 T = TypeVar("T")
-# Part of torch's warning if the arguments of a loss have different shapes.
+# Beginning of torch's warning that outputs and targets, the arguments of a loss, have different shapes.
 DIFFERENT_SHAPES = "Using a target size"
-RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
-LABEL_DTYPES = (torch.int64, torch.uint8)  # of the class labels that torch's cross-entropy accepts
+# Keys of metrics.jsonl, which no metric may have as its name.
+RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}
+# Allowed dtypes of trainable parameters.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LABEL_DTYPES = (torch.int64, torch.uint8)  # class labels that torch's cross-entropy accepts
 
 
 def check(
@@ -46,11 +48,13 @@ def check(
 ) -> Layout:
     """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1. Return the model's layout.
 
-    A metric that fails on two examples is called again on the whole test set. `train` and `test` are results of `data_of`, or None to load
-    the task's data. If there is no test data, pass the training data as `test`. The state of torch's global generator does not change.
+    `train` and `test` are data that `data_of` returned. If one of them is None, the task's data is loaded. If the task has no test data,
+    pass the training data as `test`. With `augment`, the task's augmentation is checked as well. A metric that fails on two examples is
+    called again on the whole test set. The state of torch's global generator does not change.
 
     Raises TaskError if a check fails, with a message that names the task, the value that its code returned, and the expected value. Raises
-    ConfigError if `augment` is True and the task has no augmentation. A FedcompError of the task's code, such as DataError, is passed on.
+    ConfigError if `augment` is True and the task has no augmentation. If the task's code raises a FedcompError, such as DataError, this
+    error is passed on.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -79,10 +83,10 @@ def layout_of(task: Task) -> Layout:
 
 
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
-    """Return the names of the buffers that training changes but the server does not know, such as those of spectral normalization.
+    """Return the names of the buffers that training changes but that stay unchanged in the server's model.
 
-    These buffers keep their initial values in the server's model, since clients do not send buffers. The result omits the running
-    statistics of layers such as BatchNorm, which the server computes itself. `model` is left in eval mode.
+    Clients do not send buffers. The server therefore evaluates, for example, spectral normalization with its initial buffers. The result
+    omits the running statistics of layers such as BatchNorm, which the server computes itself. `model` is left in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -116,7 +120,7 @@ def data_or_none(task: Task, split: str) -> Examples | None:
 
 
 def local_data(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data, or None if the task has none or its file does not exist on this machine."""
+    """Return the task's "train" or "test" data. Return None if the task has none, or if reading it fails because a file does not exist."""
     try:
         return data_or_none(task, split)
     except TaskError as error:
@@ -254,7 +258,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
         _call(task, call, lambda: float(task.loss_of(model_outputs, targets)))
         for name in task.metrics:
             valid = isinstance(name, str) and name.isidentifier() and name not in RESERVED_NAMES
-            wanted = "an identifier that is not a key of metrics.jsonl, such as mean_error"
+            wanted = "an identifier, such as mean_error, that is not a key of metrics.jsonl"
             _require(task, valid, "metrics", f"the name {name!r}", wanted)
             try:
                 _check_metric(task, name, outputs, targets)
@@ -268,7 +272,8 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two examples may lack classes, for example
+        # A metric may warn, for example, that the two examples are of one class.
+        warnings.simplefilter("ignore")
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 
@@ -289,7 +294,11 @@ def _shapes(batch: Batch) -> str:
 
 
 def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any:
-    """Return the model's output for a batch. Raises TaskError if the model fails, or returns neither a loss nor a tensor of outputs."""
+    """Return the model's output for a batch.
+
+    Raises TaskError if the model fails. Also raises TaskError if the model returns neither a loss nor a tensor of outputs, unless the task
+    has its own `loss`, which may accept other outputs.
+    """
     for name in batch.inputs if isinstance(batch.inputs, dict) else ():
         if name != task.target and not forward_takes(model, name):
             raise TaskError(
@@ -338,7 +347,7 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets:
 
 
 def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
-    """Return an expression that converts targets to labels, such as "targets.long()", or "" if no conversion is needed."""
+    """Return an expression that converts targets to labels, such as "targets.long()", or "" if none is needed or known."""
     integer = "" if targets.dtype in LABEL_DTYPES else ".long()"
     if outputs.ndim == targets.ndim == 2 and outputs.shape[1] > 1:
         if targets.shape[1] == 1:

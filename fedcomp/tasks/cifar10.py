@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, in colour, of 32x32 pixels.
+"""CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, in colour, 32x32.
 
 VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek,
 "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019.
@@ -65,7 +65,7 @@ class ResNet18(nn.Module):
 
 
 def _normalised(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """Return a convolution followed by GroupNorm. The convolution is initialised by fan-out, as in He et al. 2015."""
+    """Return a convolution followed by GroupNorm. The initial weights scale with the fan-out (He et al. 2015)."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs))
@@ -82,7 +82,7 @@ def images(data: Path | None) -> ImageDataset:
 def network() -> nn.Module:
     """Return VGG11* with 865,482 parameters, for inputs [batch, 3, 32, 32].
 
-    Convolutions are initialised by fan-out (He et al. 2015), as in Sattler et al.'s code.
+    The initial weights of convolutions scale with the fan-out (He et al. 2015), as in Sattler et al.'s code.
     """
     layers: list[nn.Module] = []
     channels = 3

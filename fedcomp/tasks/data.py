@@ -28,7 +28,8 @@ class Batch(NamedTuple):
     """The inputs and targets of several examples."""
 
     inputs: Inputs
-    targets: Any  # a tensor, or nested tuples, lists and dicts of tensors; None: no targets
+    # A tensor, or nested tuples, lists and dicts of tensors. None if there are no targets.
+    targets: Any
 
     def __len__(self) -> int:
         return len(tensors(self.inputs)[0])
@@ -54,7 +55,7 @@ class Data:
     """Examples in memory.
 
     `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
-    by class need integers [N]. `groups` [N] are the groups of the examples, such as user ids: the partition `natural` assigns all examples
+    by class need integers [N]. `groups` [N] are the groups of the examples, such as user ids. The partition `natural` assigns all examples
     of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
     """
 
@@ -76,7 +77,7 @@ class Data:
 
     @property
     def single_input(self) -> Tensor:
-        """The inputs, which must be one tensor."""
+        """The inputs of data whose `inputs` is one tensor, not a tuple or dict."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
@@ -107,7 +108,7 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the input `name` of all examples, or `groups` if `name` is None. Raises SpecError if no input has this name."""
+        """Return `inputs[name]` as an array, or `groups` if `name` is None. Raises SpecError if `inputs` is not a dict with this key."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
@@ -202,7 +203,7 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """The number of examples and a Hugging Face Dataset's fingerprint, to detect changed data when a run is resumed."""
+        """The number of examples and, for a Hugging Face Dataset, its fingerprint, to detect changed data when a run is resumed."""
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
 
@@ -212,7 +213,7 @@ Examples = Data | LazyData
 class DataSource:
     """The value of `train` or `test` in a Task: data in one of the forms that DATA_FORMS describes, or a function that returns such data.
 
-    A DataSource is called to get the data, converted by `data_from`.
+    Calling a DataSource returns the data as `data_from` converts it.
     """
 
     def __init__(
@@ -231,8 +232,8 @@ def data_from(
     """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData.
 
     Any other value is returned unchanged, so that check.py reports it. NumPy float64 arrays become tensors of torch's default dtype, and
-    integer arrays become int64 tensors, as layers and losses require. The data of several clients is concatenated, and the keys of its dict
-    or the positions in its list become the groups. Raises ValueError for a client without examples.
+    integer arrays become int64 tensors, as layers and losses require. If a dict or list contains the data of each client, the data is
+    concatenated, and the keys of the dict or the positions in the list become the groups. Raises ValueError for a client without examples.
     """
     if isinstance(value, Data | LazyData):
         return value
@@ -256,7 +257,7 @@ def data_from(
 
 
 def as_batch(collated: Any, target: str = TARGET) -> Batch:
-    """Convert the result of a collate function to a Batch. Raises ValueError unless `collated` is a tuple, a list or a dict."""
+    """Convert the result of a collate function to a Batch. Raises ValueError unless it has inputs and targets, or is a dict."""
     if isinstance(collated, Batch):
         return collated
     if isinstance(collated, Mapping):
@@ -295,7 +296,7 @@ def map_nested(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def concatenate_nested(parts: Sequence[Any]) -> Any:
-    """Concatenate tensors, or nested tuples, lists and dicts of tensors with equal structure. Raises TypeError for other values."""
+    """Concatenate tensors, or nested tuples, lists and dicts of tensors with equal structure. Raises TypeError for other parts."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
@@ -369,12 +370,12 @@ def _is_hugging_face(value: Any) -> bool:
 
 
 def _whole_column(dataset: Any, name: str) -> np.ndarray:
-    """Return a column of a Hugging Face Dataset, also if the Dataset's format excludes the column."""
+    """Return a column of a Hugging Face Dataset, even if the columns that the Dataset's format selects do not include it."""
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 
 def _is_pair(values: list[Any]) -> bool:
-    """Return whether a list is a pair (inputs, targets), and not a list with the data of two clients."""
+    """Return whether a list is a pair (inputs, targets). Otherwise, it has the data of each client."""
     data_types = (Data, LazyData, Dataset, Mapping, tuple)
     return len(values) == 2 and not any(
         isinstance(value, data_types) or _is_hugging_face(value) for value in values

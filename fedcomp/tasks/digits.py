@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. The task needs no download.
 
-They are split into 1,437 training and 360 test examples, always in the same random way. Pixels are standardised by the mean and standard
-deviation of the training set.
+They are split at random into 1,437 training and 360 test examples. The split is the same in every run. Pixels are standardised by the mean
+and standard deviation of the training set.
 """
 
 from pathlib import Path

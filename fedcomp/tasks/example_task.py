@@ -21,7 +21,7 @@ def model() -> nn.Module:
 
 
 def spirals(count: int, seed: int) -> Data:
-    # Each row of `inputs` is an example. The data depends only on `seed`.
+    # Return `count` random examples, one per row, that depend only on `seed`. The target is the number of the spiral.
     generator = torch.Generator().manual_seed(seed)
     arm = torch.randint(CLASSES, (count,), generator=generator)
     radius = torch.rand(count, generator=generator).sqrt()
@@ -41,8 +41,8 @@ task = Task(
     #
     #   loss      a function of outputs and targets that returns the mean over a batch; by default the cross-entropy
     #   accuracy  a function of outputs and targets that returns a fraction from 0 to 1, or None for no accuracy; by default the
-    #             fraction of examples whose largest output is at the index of the target
-    #   metrics   a dict, name → function of the outputs and targets of the whole test set
+    #             fraction of examples for which the target is the class with the largest output
+    #   metrics   a dict from names to functions of the outputs and targets of the whole test set, each returning a number
     #   augment   a fedcomp.tasks.Augmentation, which changes training examples if --augment is given
 )
 

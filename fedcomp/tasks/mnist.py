@@ -2,7 +2,7 @@
 
 The linear model is from Sattler, Wiedemann, Müller, Samek, IEEE TNNLS 2019. The convolutional network is from McMahan, Moore, Ramage,
 Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017. The paper does not
-mention padding; with padding, the network has the number of parameters that the paper states, 1,663,370.
+mention padding, but only with padding does the network have the number of parameters that the paper states, 1,663,370.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def images(data: Path | None, axes: tuple[int, ...] = PER_CHANNEL) -> ImageDatas
 def linear() -> nn.Module:
     """Return a linear model with 7,850 parameters, for inputs [batch, 784].
 
-    The initial weights are zero. Random weights would stay in the model at coordinates that sparse updates never send.
+    The initial weights are zero. Sparse updates may never change some weights, and random initial values would stay in these.
     """
     model = nn.Linear(784, 10)
     nn.init.zeros_(model.weight)

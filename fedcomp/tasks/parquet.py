@@ -1,7 +1,7 @@
 """Labelled images in parquet files, as on the Hugging Face hub.
 
-For example, MNIST is train.parquet and test.parquet, in the subfolder mnist of the --data folder or in the --data folder itself. A file may
-be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes: binary,
+For example, MNIST has the files train.parquet and test.parquet, in the subfolder mnist of the --data folder or in the folder itself. A
+file may be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes: binary,
 path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-# Smallest divisor for pixels scaled to 0..1, since pixels that are always black have a standard deviation of 0.
+# Minimum of the standard deviation by which pixels, scaled to 0..1, are divided. Without it, always black pixels would divide by 0.
 MIN_DEVIATION = 0.01
 # Axes over which images [N, channels, height, width] are standardised.
 PER_PIXEL = (0,)
@@ -49,7 +49,7 @@ class ImageDataset:
         return np.concatenate(images), np.concatenate(labels)
 
     def standardised(self, split: str) -> Data:
-        """Return the images as float32 [N, *shape], standardised by the mean and standard deviation of the training set over `axes`."""
+        """Return the images as float32 [N, *shape], standardised by the training set's mean and standard deviation over `axes`."""
         images, labels = self.read(split)
         if not self._moments:
             training = images if split == "train" else self.read("train")[0]
@@ -100,7 +100,7 @@ class ImageDataset:
             if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
                 raise ValueError(f"a label is not a whole number from 0 to {CLASSES - 1}")
             images = np.empty((len(encoded), *self.shape), np.uint8)
-            # One thread, because several threads would wait for the interpreter lock: decoding a small image takes little time.
+            # Several threads would not be faster: for small images, they mostly wait for Python's global interpreter lock.
             for i, data in enumerate(encoded):
                 images[i] = self._pixels(data, f"image {i}")
         return images, labels.astype(np.int64)
@@ -148,7 +148,7 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation over `axes` of pixels scaled to 0..1, with length 1 in these axes."""
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. In the results, these axes have the length 1."""
     # Sums of pixels and of their squares are integers below 2⁵³, for which float64 is exact.
     mean = images.mean(axes, np.float64, keepdims=True)
     squares = np.square(images, dtype=np.uint16).mean(axes, np.float64, keepdims=True)

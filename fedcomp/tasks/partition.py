@@ -35,12 +35,12 @@ class IID:
 class Classes:
     """Give each client examples of N = `per_client` random classes, about equally many of each class.
 
-    The examples are split into clients × N parts of similar size, each with examples of one class. A client takes N parts: one from each of
-    the N classes that have the most parts left. If a class has too few examples, some clients get fewer than N classes. Raises SpecError if
-    clients × N is less than the number of classes.
+    The examples are split into clients × N parts of similar size, each with examples of one class. The clients, in random order, take N
+    parts each: one from each of the N classes that have the most parts left. If a class has too few examples for its parts, some clients
+    get fewer than N classes. Raises SpecError if there are fewer than N classes, or more than clients × N.
 
-    The partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
-    examples.
+    The partition is similar to that of Sattler et al. 2019. In their partition, a client takes classes with consecutive numbers, and the
+    last clients take the remaining examples.
     """
 
     per_client: int = field(metadata={"example": 2})
@@ -60,11 +60,12 @@ class Classes:
                 f"give at least classes:{-(-count // clients)} or --clients {-(-count // per_client)}"
             )
         parts = _parts_by_class(sizes, clients * per_client, clients)
-        n_classes = np.full(clients, parts.sum() // clients)  # number of classes of each client
+        # Number of classes that each client gets.
+        n_classes = np.full(clients, parts.sum() // clients)
         n_classes[: parts.sum() % clients] += 1
-        clients_of: list[list[int]] = [[] for _ in sizes]  # by class
+        clients_of: list[list[int]] = [[] for _ in sizes]  # clients that take a part of each class
         remaining = parts.copy()
-        # Classes with the most remaining parts come first, so that later clients find enough classes (Gale 1957, Ryser 1957).
+        # A client takes from the classes with the most remaining parts, so that later clients find enough classes (Gale 1957, Ryser 1957).
         for client in rng.permutation(clients):
             taken = np.lexsort((rng.random(count), -remaining))[: n_classes[client]]
             remaining[taken] -= 1
@@ -106,8 +107,8 @@ class Shards:
 class Dirichlet:
     """Divide each class among the clients by proportions drawn from Dir(alpha). A smaller alpha means more heterogeneous clients.
 
-    Clients also have different numbers of examples, as in Yurochkin et al. 2019 and in Flower's DirichletPartitioner with
-    self_balancing=False. If a client has no examples, it gets a random example of a client that has at least two.
+    Clients also differ in their numbers of examples, as in Yurochkin et al. 2019 and in Flower's DirichletPartitioner with
+    self_balancing=False. Each client without examples gets a random example of a client that has at least two.
     """
 
     alpha: float = field(metadata={"example": 0.1})
@@ -144,10 +145,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Assign all examples of a group to the same client. Groups are sorted, then assigned to the clients cyclically.
+    """Assign all examples of a group to the same client. Group i in sorted order belongs to client i modulo the number of clients.
 
-    `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`, or the
-    clients if the task gives the data of each client.
+    `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are in `Data.groups`. If
+    the task gives the data of each client, each of these clients is a group.
     """
 
     column: str | None = None
@@ -186,7 +187,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the task gives the data of each client, but the options divide it in another way; else an empty string."""
+    """Return a warning if the task gives the data of each client, but the options divide the data differently; else an empty string."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -237,8 +238,8 @@ def partition_test_data(
 ) -> list[np.ndarray] | None:
     """Return the test examples of each client, as increasing indices, or None if the test data cannot be divided among the clients.
 
-    Test data can be divided if the partition is `natural` and test examples are in the same groups as training examples. Test examples of
-    other groups belong to no client.
+    Test data can be divided if the partition is `natural` and at least one test example is in a group of the training data. Test examples
+    in other groups belong to no client.
     """
     partitioner = parse_partitioner(spec)
     if not isinstance(partitioner, Natural):
@@ -258,13 +259,13 @@ def partition_test_data(
 
 
 def _examples_of(owners: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Return the indices of each client's examples, in increasing order. `owners` [N] are the clients of the examples."""
+    """Return the indices of each client's examples, in increasing order. `owners` [N] is the client of each example."""
     ends = np.cumsum(np.bincount(owners, minlength=clients))
     return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
 
 
 def _classes(data: Examples) -> np.ndarray:
-    """Return the class of each example: an array [N] of numbers from 0. Raises SpecError for targets that are not classes."""
+    """Return the class of each example as an array [N]. Classes are numbered from 0. Raises SpecError if a target is not one integer."""
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
@@ -275,7 +276,7 @@ def _classes(data: Examples) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Divide `size` items, in order, into `count` slices of similar size. Return the number of each item's slice (0 to count − 1)."""
+    """Divide `size` items, in order, into `count` slices of similar size. Return the index of each item's slice (0 to count − 1)."""
     return np.arange(size) * count // size
 
 
@@ -283,7 +284,7 @@ def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray
     """Return the number of parts into which the examples of each class are split.
 
     The `total` parts are divided among the classes in proportion to their sizes (Webster's method). A class has at least one part, at most
-    `max_parts` parts, and at most one part per example. Because of these limits, there may be fewer than `total` parts.
+    `max_parts` parts, and at most as many parts as examples. Because of these limits, there may be fewer than `total` parts.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

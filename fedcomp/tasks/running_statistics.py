@@ -1,9 +1,9 @@
 """Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
-Running statistics describe the activations of a layer for one set of weights. Clients do not send theirs, which would make messages longer
-and would let Byzantine clients send false values. The server therefore computes running statistics for the averaged weights by forward
-passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson, "Averaging weights leads to wider optima and better
-generalization", UAI 2018, section 3.2.
+Running statistics describe the activations of a layer for one set of weights. Clients do not send their running statistics, because they
+would make messages longer, and Byzantine clients could send false values. Running statistics for the averaged weights are computed before
+an evaluation, on the server or a client, by forward passes over a sample of training examples. This is the method of
+Izmailov, Podoprikhin, Garipov, Vetrov, Wilson, "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
 
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from .data import Examples
 from .user_errors import describe
 
 CALIBRATION_EXAMPLES = 2000  # maximum number of examples from which running statistics are computed
-BATCH_SIZE = 250  # examples in a forward pass
+BATCH_SIZE = 250  # maximum number of examples in a forward pass
 
 NORMALIZATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -26,7 +26,7 @@ NORMALIZATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNor
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers whose running statistics change during training, by name. The model is left in eval mode.
 
-    The result omits layers that stay in eval mode during training, such as a frozen BatchNorm, since their statistics are constants.
+    The result omits layers that `model.train()` leaves in eval mode, such as a frozen BatchNorm, since their statistics are constants.
     """
     model.train()
     layers: dict[str, nn.Module] = {
@@ -52,7 +52,7 @@ def recalibrate_on(
         restored.callback(model.eval)
         for layer in layers:
             restored.callback(setattr, layer, "momentum", layer.momentum)
-            layer.momentum = None  # the running statistics become averages over all forward passes
+            layer.momentum = None  # None: running statistics are averages over all forward passes
             layer.reset_running_stats()
             layer.train()
         for piece in index.tensor_split(-(-len(rows) // BATCH_SIZE)):

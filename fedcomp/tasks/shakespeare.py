@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: prediction of the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
+"""Tiny Shakespeare: predict the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
 
 The task is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
 data", AISTATS 2017. The benchmark LEAF (Caldas et al. 2018) contains a similar task, with a client for each role. The model has an
@@ -14,10 +14,10 @@ speech is its role and a colon:
     All:
     Speak, speak.
 
-The speeches of a role are concatenated in order and split into windows of 80 characters, so no character is predicted twice. The last tenth
-of a role's windows, at least one, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows:
-232 of Tiny Shakespeare's roles remain. Unlike in LEAF, the First Citizens of two plays are one role, since the text does not name the
-plays.
+The speeches of a role are concatenated in order and split into windows of 80 characters that do not overlap. The last tenth of a role's
+windows, at least one, is test data. Characters after the last window are omitted. Roles with fewer than two windows are omitted as well,
+and 232 roles remain. Unlike in LEAF, roles with the same name in two plays, such as First Citizen, are one role, since the text does not
+name the plays.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from .data import Data
 
 WINDOW = 80  # characters
 TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
-# Newline and printable ASCII: a fixed alphabet, so that the index of a character does not depend on the text.
+# Newline and printable ASCII. The alphabet is fixed, so that the index of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 UNKNOWN = len(ALPHABET)  # the index of every character that is not in ALPHABET
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
@@ -71,7 +71,7 @@ class Text:
     folder: Path | None  # the folder of --data
 
     def read(self, split: str) -> Data:
-        """Return the "train" or "test" data: characters int64 [N, 80], the next characters as targets, and roles as groups."""
+        """Return the "train" or "test" data: characters (int64 [N, 80]), the characters after them as targets, and roles as groups."""
         parts = {role: _split_windows(windows, split) for role, windows in self._windows.items()}
         windows = torch.from_numpy(np.concatenate(list(parts.values())))
         groups = np.repeat(list(parts), [len(part) for part in parts.values()])
@@ -87,7 +87,7 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """The windows of each role with the character after them: int64 [N, 81] for a role with N windows."""
+        """The windows of each role by its name, int64 [N, 81]: 80 characters and the character after them."""
         path = self._path()
         with read_errors(path, "a complete copy, a text in UTF-8", UnicodeError):
             text = path.read_text(encoding="utf-8-sig")
@@ -114,7 +114,7 @@ class Text:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return the lines of all speeches of each role. Roles are in the order of their first speech."""
+    """Return the text of all speeches of each role, by the name of the role, in the order of their first speeches."""
     lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):

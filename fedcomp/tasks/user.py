@@ -1,8 +1,9 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports other modules only once in a process. `load` therefore raises TaskError if the
-folders of two task files contain different modules of the same name.
+of `load` executes the task file again. The modules that the file imports are executed only once in a process. A second task file could
+therefore get a module from the folder of the first. To prevent this, `load` raises TaskError if the second folder contains a module of the
+same name.
 """
 
 import hashlib
@@ -26,8 +27,8 @@ _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process h
 def load(text: str, data: Path | None) -> Task:
     """Return the task that `text`, such as path/file.py:name, names. The file is executed with the same random seed every time.
 
-    `name` is a Task, or a callable that returns a Task. If the callable takes an argument, it is called with the data folder. Raises
-    TaskError for errors in the file, except that a FedcompError of the file's code is passed on.
+    In the file, `name` is a Task, or a callable that returns a Task. If the callable takes an argument, it is called with the data folder.
+    If the file's code raises an exception, TaskError is raised instead, unless the exception is a FedcompError.
     """
     file, _, name = text.rpartition(":")
     if text.endswith(".py"):
@@ -106,7 +107,7 @@ def _add_to_path(path: Path, text: str) -> None:
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of the tasks in a module or, if there are none, of its functions, which may return a task."""
+    """Return the names of the tasks in a module. If it has none, return the names of its functions, since one may return a task."""
     values = vars(module).items()
     functions = [
         key

@@ -15,12 +15,14 @@ TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
 # Advice if a task's code fails and its data folder is None.
 GIVE_FOLDER = "if the task reads a data folder, give the folder with --data DIR or FEDCOMP_DATA; else correct the task"
+# Beginnings of the file names of code that is not the user's: code without a file, fedcomp and the standard library.
 LIBRARY_PREFIXES = (
     *("<frozen", "<__array_function__"),  # file names that Python gives to code without a file
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+# Parts of torch's error messages on a GPU, and of its messages after a failed allocation of memory.
 GPU_MESSAGES = ("CUDA", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 MEMORY_MESSAGES = (
     "out of memory",
@@ -29,7 +31,7 @@ MEMORY_MESSAGES = (
     "DefaultCPUAllocator",
     *GPU_MESSAGES[1:],
 )
-MAX_MESSAGE_CHARS = 200  # maximum number of characters of the allocator's message
+MAX_MESSAGE_CHARS = 200  # maximum number of characters that are quoted from torch's message
 
 
 def describe(error: BaseException) -> str:
@@ -57,8 +59,8 @@ def task_errors(
 ) -> Iterator[None]:
     """Convert errors of a task's code in a `with` block to TaskError, whose message names the call and the fix.
 
-    A FedcompError is passed on unchanged. If the error mentions "NoneType", the cause is probably a missing data folder, and the fix is
-    `without_folder`, if given.
+    A FedcompError is passed on unchanged. An error that mentions "NoneType" probably means that the data folder is None. In this case, the
+    message contains `without_folder`, if given, instead of `fix`.
     """
     try:
         yield
@@ -83,14 +85,14 @@ def client_error(error: BaseException) -> FedcompError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the memory of a device is exhausted."""
+    """Return whether an error means that memory of the CPU or a GPU is exhausted."""
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_MESSAGES)
     )
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """If `error` means that memory ran out, return an error that names the device and the options that save memory, else None."""
+    """If `error` means that memory ran out, return an error that names CPU or GPU and the options that save memory, else None."""
     if not is_out_of_memory(error):
         return None
     cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(

@@ -1,8 +1,8 @@
-"""Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
+"""Faster convolutions on a CPU, by torch's channels_last memory format and by a layer that replaces convolution, ReLU and max-pooling.
 
 The layer computes relu(max(conv(x))), which equals max(relu(conv(x))) bit for bit, but applies the ReLU to fewer elements. Max-pooling
-makes most gradients of the convolution's outputs zero. For large convolutions, the backward pass skips these zeros (kernels/pooled.py); its
-gradients then differ from torch's by rounding, because they are summed in another order.
+makes most gradients of the convolution's outputs zero. For large convolutions, the backward pass skips these zeros (kernels/pooled.py).
+The resulting gradients differ from torch's by rounding, because they are summed in another order.
 """
 
 from collections.abc import Iterator, Sequence

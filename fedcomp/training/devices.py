@@ -1,4 +1,4 @@
-"""The devices that `--device` names."""
+"""Parsing of `--device`, the CPU or GPUs of a run."""
 
 import re
 
@@ -36,7 +36,7 @@ def parse_device(text: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return the device and the GPU's model or the number of CPU threads, such as "cpu (2 threads)"."""
+    """Return a description of a device, with the GPU's model or the number of CPU threads, such as "cpu (2 threads)"."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()

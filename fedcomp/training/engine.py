@@ -1,4 +1,4 @@
-"""Training engines: a `ClientEngine` trains one client at a time. An `Engine` trains the clients of a cohort."""
+"""Training engines. A `ClientEngine` trains one client at a time, and an `Engine` trains the clients of a cohort."""
 
 import copy
 import os
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     round: int
     client: int  # id of the client, or number of the data partition; used in random seeds
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
-    buffers: dict[str, Tensor] | None = None  # of the model after the client's previous round
+    buffers: dict[str, Tensor] | None = None  # model buffers after the client's previous round
     traces: Traces = NO_TRACES  # momentum and other vectors [numel], which training changes
     rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn
     # State of the optimizer or the train_fn after the client's previous round.
@@ -41,15 +41,16 @@ class JobResult(NamedTuple):
     """The results of a local training job, except for the update."""
 
     loss: float  # batch loss before each step, averaged over the steps
-    buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
+    # Copies of the buffers that differ from their initial values.
+    buffers: dict[str, Tensor] | None = None
     # State of the optimizer or the train_fn, if the client keeps this state between rounds.
     state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
-    examples: int | None = None  # number of examples by which a train_fn weights the update
+    examples: int | None = None  # weight of the update in an average, from a train_fn
 
 
 class LocalUpdate(NamedTuple):
-    """The update of one client, and the other results of its training."""
+    """The update of one client, and the loss and further results of its training."""
 
     update: Tensor  # float32 [numel]: weights after the last step minus weights before the first
     result: JobResult
@@ -67,11 +68,11 @@ class ClientEngine(ABC):
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult:
-        """Train a client on `data` from the weights `start` (float32 [numel]), and write the update into `out` (float32 [numel]).
+        """Train the client of `job` from the weights `start` (float32 [numel]), and write the update into `out` (float32 [numel]).
 
-        `data` and `start` must be on the engine's device. Buffers that are missing in `job.buffers` start with their initial values. Random
-        draws of the model, such as dropout, depend only on the seed, the round and the client. The states of torch's global generators do
-        not change.
+        `job.batches` has indices into `data`. `data` and `start` must be on the engine's device. Buffers that are missing in `job.buffers`
+        start with their initial values. Random draws of the model, such as dropout, depend only on the seed, the round and the client. The
+        states of torch's global generators do not change.
         """
 
     def try_job(
@@ -106,7 +107,7 @@ class ClientEngine(ABC):
         return LocalUpdate(update, self.train_job(start, data, job, sgd, seed, update))
 
     def free_weights(self) -> None:
-        """Free memory that the engine needs only during training, if there is any."""
+        """Free memory that the engine needs only during training. Engines without such memory do nothing."""
 
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
         """Load a client's buffers into the model. Buffers that are missing in `buffers` get their initial values."""
@@ -126,7 +127,7 @@ class ClientEngine(ABC):
 class Engine(ABC):
     """Base class of engines that train the clients of a cohort on a device.
 
-    Except for rounding, a client's update does not depend on the other clients.
+    Except for rounding, a client's update does not depend on which other clients are trained.
     """
 
     device: torch.device
@@ -138,7 +139,7 @@ class Engine(ABC):
         """Train the client of each job on `data` from the weights `start` (float32 [numel]). `data` and `start` are on the engine's device.
 
         Return the updates of the clients whose training succeeded (float32 [clients, numel], in the order of the jobs), and the result or
-        exception of each job. The caller may change the updates in place. Raises ConfigError if no client can train with these options.
+        exception of each job. The caller may change the updates in place. Raises ConfigError if no client can be trained with `sgd`.
         """
 
     def place_data(self, data: Examples) -> Examples:
@@ -211,7 +212,7 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum in the job's `Traces`. SGD has no other state to return."""
+        """Store the momentum in the job's `Traces`. Return nothing, since plain SGD has no other state."""
         self.descent.finish()
 
 
@@ -341,13 +342,13 @@ class SerialEngine(ClientEngine):
         for rows, augmentation in zip(index.split(sizes), augmentations, strict=False):
             batch = data.batch(rows)
             if augmentation is not None and self.task.augment is not None:
-                assert isinstance(batch.inputs, Tensor)  # tasks/check.py requires one input tensor
+                assert isinstance(batch.inputs, Tensor)  # tasks/check.py has checked this
                 inputs = self.task.augment.apply(batch.inputs, augmentation)
                 batch = Batch(inputs, batch.targets)
             yield batch
 
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
-        """Return the loss of a batch, in float32 after a forward pass in `sgd.precision`."""
+        """Run the forward pass in `sgd.precision`, and return the loss of a batch, computed in float32."""
         if sgd.precision == "float32":
             outputs = self.task.outputs(self.fused, batch)
         else:

@@ -14,16 +14,16 @@ from ..tasks.data import Batch, Examples, concatenate_nested, map_nested
 from .cpu_convolutions import NOT_CONTIGUOUS, set_memory_format, supports_channels_last
 from .own_loop import numbers_of
 
-# Numbers of examples in a forward pass. On a CPU, the activations should fit into the caches.
+# Maximum numbers of examples in a forward pass. On a CPU, fewer examples are used, so that the activations fit into the caches.
 GPU_BATCH, CPU_BATCH, CPU_IMAGE_BATCH = 1000, 250, 50
 
 
 class Evaluation(NamedTuple):
     """Loss, accuracy and metrics of a model on the test data."""
 
-    loss: float | None  # mean loss over the examples
+    loss: float | None  # mean loss over the examples; None if the model was not evaluated
     accuracy: float | None  # mean over the examples; None if the task has no accuracy
-    metrics: Mapping[str, float]  # results of the task's metric functions
+    metrics: Mapping[str, float]  # results of the task's metric functions, by name
 
 
 def evaluate(
@@ -40,8 +40,8 @@ def evaluate(
 
     `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
     do not change. Each metric of the task is called once, with the outputs and targets of all examples on the CPU. If the task has an
-    `evaluate_fn`, it replaces loss, accuracy and metrics. With `lenient`, a metric that raises an exception is NaN, for example a metric
-    that needs examples of every class.
+    `evaluate_fn`, it replaces loss, accuracy and metrics. With `lenient`, a metric that raises an exception is NaN. For example, a
+    metric may fail if the examples lack a class.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

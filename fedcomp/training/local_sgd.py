@@ -4,12 +4,12 @@ Local SGD is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communicati
 data", AISTATS 2017. By default, momentum starts from zero in every round, as in Yu, Jin, Yang, "On the linear speedup analysis of
 communication efficient momentum SGD", ICML 2019.
 
-    g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start.
+    g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu
 
-Here, w are the weights (w_start at the start of the round), L_B is the mean loss of a batch B, λ is the weight decay, u is the momentum
-vector with the coefficient μ, and η is the learning rate. The proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near
-the global model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020). The gradient
-correction c is 0, unless a strategy such as SCAFFOLD sets it.
+After the last step of the round, the update is w − w_start. Here, w are the weights (w_start at the start of the round), L_B is the mean
+loss of a batch B, λ is the weight decay, u is the momentum vector with the coefficient μ, and η is the learning rate. The proximal term of
+FedProx, with the weight ρ (`proximal`), keeps clients near the global model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated
+optimization in heterogeneous networks", MLSys 2020). The gradient correction c is 0, unless a strategy such as SCAFFOLD sets it.
 
 With `keep_momentum`, a client keeps u between rounds, but u restarts from zero at coordinates whose update the server accepted. This
 momentum masking is from Sattler, Wiedemann, Müller, Samek, "Sparse binary compression", IJCNN 2019.
@@ -42,7 +42,7 @@ class LocalSGD:
 
     steps: int = 5
     epochs: int = 0  # number of passes over the client's data, used instead of `steps`; 0 = off
-    batch_size: int = 20
+    batch_size: int = 20  # examples in a step; with `accumulate`, in all pieces together
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -53,12 +53,12 @@ class LocalSGD:
     precision: str = "float32"
     proximal: float = 0.0  # weight ρ of FedProx's proximal term; 0 = off
     optimizer: str = SGD  # name and options of a torch optimizer
-    optimizer_state: str = "fresh"  # between rounds, the optimizer's state is reset or "kept"
+    optimizer_state: str = "fresh"  # "fresh": reset the state in every round; "kept": keep it
     accumulate: int = 1  # number of pieces into which a batch is split to save memory
     step_schedule: str | None = (
         None  # learning rate schedule over the local steps, such as "cosine"
     )
-    lr_multiple: float = 1.0  # the server's factor for the learning rate; `lr` includes it
+    lr_multiple: float = 1.0  # the server's factor for the learning rate, already included in `lr`
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -68,7 +68,7 @@ class LocalSGD:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        """Return the options of local training. Options in `--optimizer sgd:…` replace --momentum and --weight-decay."""
+        """Return the options of local training in `config`. Options in `--optimizer sgd:…` replace --momentum and --weight-decay."""
         optimizer = read_optimizer(config.optimizer)
         replaced = dict(optimizer.options) if optimizer.is_plain_sgd else {}
         return cls(
@@ -142,7 +142,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """The pair (`sums`, `squares`), or None if the run's error feedback does not need it."""
+        """The pair (`sums`, `squares`), or None if the run's error feedback does not need these sums."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
@@ -156,7 +156,7 @@ class Traces(NamedTuple):
     ) -> "Traces":
         """Return the `Traces` of a round that starts from the weights `start` [numel].
 
-        `momentum` is the momentum after the client's previous round. The `Traces` contain a copy.
+        `momentum` is the momentum after the client's previous round, or None in its first round. The `Traces` contain a copy of it.
         """
         if not sgd.keep_momentum:
             momentum = None
@@ -191,8 +191,8 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
-    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the
-    client. `base` [numel] are the weights before the first step.
+    `weights` has a tensor for each parameter in `layout`, in the model's precision. For a stack, each tensor has a first axis of clients.
+    `base` [numel] are the weights before the first step.
     """
 
     def __init__(
@@ -221,8 +221,9 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Return clipped gradients plus correction, weight decay and proximal term. Add the clipped gradients to the moments (`sums` and
-        `squares`).
+        """Return clipped gradients plus correction, weight decay and proximal term.
+
+        Also add the clipped gradients to `traces.sums`, and their squares to `traces.squares`.
         """
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
@@ -251,9 +252,9 @@ def plan_batches(
 ) -> list[np.ndarray]:
     """Return the batches of a client in a round: for each step, an int64 array of indices into the data.
 
-    `shard` contains the indices of the client's examples. A batch has `batch_size` examples, or the whole shard if it has fewer. The
-    examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With `epochs`,
-    the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
+    `shard` contains the indices of the client's examples. A batch has `batch_size` examples, or all examples of a smaller shard. The
+    examples are shuffled before each pass over the shard. With `steps`, a pass omits the last examples if they do not
+    fill a batch. With `epochs`, the last batch of a pass has these examples. Raises DataError if the shard is empty.
     """
     if not len(shard):
         raise DataError(

@@ -15,7 +15,8 @@ from .local_sgd import LocalSGD
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
     """Return the task's own optimizer if it has one, else the optimizer of --optimizer.
 
-    The task's learning rate is multiplied by `sgd.lr_multiple`, the server's factor for this round. `sgd.lr` includes this factor already.
+    The learning rate of the task's optimizer is multiplied by `sgd.lr_multiple`, the server's factor for this round. For --optimizer, this
+    is not necessary, because `sgd.lr` includes the factor.
     """
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)

@@ -26,9 +26,9 @@ from .local_sgd import LocalSGD
 class LocalRound:
     """The round, options and state that a client's `train_fn` receives.
 
-    `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the server's changes for this round. A `train_fn` may
-    ignore the options. `state` is kept from one round of the client to the next. It may contain tensors, numbers, strings, and lists and
-    dicts of them, for example the `state_dict()` of an optimizer.
+    `lr`, `steps`, `epochs`, `batch_size` and `precision` are options of the run. The server may change some of them for a round. A
+    `train_fn` may ignore the options. `state` is empty in the first round of a client, and is kept until the client's next round. It may
+    contain tensors, numbers, strings, and lists and dicts of them, for example the `state_dict()` of an optimizer.
 
         def train(model, data, local_round):  # Task(…, train_fn=train)
             optimizer = torch.optim.AdamW(model.parameters(), lr=local_round.lr)
@@ -43,7 +43,7 @@ class LocalRound:
     client: int  # id of the client, from 0
     lr: float  # learning rate
     steps: int  # local steps in the round
-    epochs: int  # passes over the data, or 0 to train `steps` steps
+    epochs: int  # passes over the client's data; 0: train `steps` steps
     batch_size: int  # examples in a batch
     precision: str  # float32, bfloat16 or float16
     device: torch.device  # device of the model; move batches of the data to this device
@@ -93,11 +93,11 @@ class OwnLoopEngine(ClientEngine):
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult:
-        """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
+        """Train by the task's `train_fn` on the client's examples. For the arguments, see `ClientEngine.train_job`.
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` changes the shape of a parameter or does not
         return a dict with a loss, or if `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN
-        or infinite but the update is finite. (An update that is not finite raises an error when it is encoded.)
+        or infinite but the update is finite. (If the update is not finite, its encoding raises an error later.)
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -131,7 +131,7 @@ class OwnLoopEngine(ClientEngine):
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     """Convert the dict that `train_fn` or `evaluate_fn` returned to a dict of floats.
 
-    Raises TaskError if "loss" is missing, if a value is not a number, or if there are too many or too long names.
+    Raises TaskError if "loss" is missing, if a value is not a number, or if the names are too many or too long.
     """
     if not isinstance(returned, Mapping) or "loss" not in returned:
         got = type(returned).__name__

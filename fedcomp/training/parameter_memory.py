@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 from torch import nn
 
-LARGE_BYTES = 1 << 20  # smaller parameters stay in memory
+LARGE_BYTES = 1 << 20  # parameters of fewer bytes stay in memory
 
 Freed = list[tuple[torch.UntypedStorage, int]]  # pairs of a storage and its size in bytes
 
@@ -13,7 +13,7 @@ Freed = list[tuple[torch.UntypedStorage, int]]  # pairs of a storage and its siz
 def free_parameters(model: nn.Module) -> Freed:
     """Free the memory of the large trainable parameters of a model on the CPU. The values of these parameters are lost.
 
-    Call `allocate` before the model is used again. Storages that contain other values, or that torch has not allocated, are not freed.
+    Call `allocate` before the model is used again. A storage is kept if it also contains other values, or if torch did not allocate it.
     """
     tensors = [*model.parameters(), *model.buffers()]
     owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)

@@ -183,7 +183,7 @@ def test_files_have_no_key_for_metrics_if_the_task_has_none(tmp_path):
         ),
         (
             {"metrics": {"loss": absolute}},
-            "metrics: got the name 'loss'; expected an identifier that is not a key of metrics.jsonl",
+            "metrics: got the name 'loss'; expected an identifier, such as mean_error, that is not a key of metrics.jsonl",
         ),
         ({"metrics": {"mean error": absolute}}, "metrics: got the name 'mean error'"),
         (

@@ -8,9 +8,9 @@ Every attacker sends the update x. The cohort has n clients, f of them Byzantine
 each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the standard normal
 distribution function.
 
-With few attackers, the formula gives z ≤ 0, and the attackers send μ; set the option `z` to attack anyway. The option `shift=down`
-subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves every coordinate of μ towards zero by z·σ,
-which reverses the signs of small coordinates.
+With few attackers, the formula gives z ≤ 0. The attackers then send μ, which is no attack, unless the option `z` is set. The option
+`shift=down` subtracts z·σ from μ, as in the paper authors' code, and `shift=up` adds z·σ. `shift=against` moves every coordinate of μ
+towards zero by z·σ, which reverses the signs of coordinates smaller than z·σ.
 """
 
 import math
@@ -47,7 +47,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return the paper's z for f Byzantine clients in a cohort of n clients, or 0 if the paper's z is negative."""
+    """Return z by the formula above for f Byzantine clients in a cohort of n clients, or 0 if the formula gives a negative z."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

@@ -1,9 +1,9 @@
 """The interface of attacks by Byzantine clients.
 
 An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or make its
-clients send no answer (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no
-state between rounds. The result of a run with attacks is therefore the same if the run is interrupted and resumed, or if a cohort is
-trained in several parts.
+clients send no answer (`silence_reason`). The random numbers of an attack depend only on the run's seed, the round and the
+client, and an attack keeps no state between rounds. The result of a run with attacks is therefore the same if the run is interrupted and
+resumed, or if a cohort is trained in several parts.
 
 A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `reply` is called in every phase.
 `updates` is called in the first phase, and in each later phase in which clients compute a new vector, for example a vote.
@@ -36,7 +36,7 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # number of clients in the cohort that carry out this attack
     honest_clients: tuple[int, ...]  # ascending ids of the honest clients with finite updates
-    # The honest clients' updates before encoding, one row for each client; without honest clients, the attackers' trained updates.
+    # The honest clients' updates before encoding, [honest clients, numel]. If there are none, the attackers' own trained updates.
     honest_updates: Tensor
 
 
@@ -48,7 +48,7 @@ class ReplyContext:
     seed: int  # seed that an honest client would use to encode its update
     codec_context: Context  # further arguments of the codec, such as the layout
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # the strategy's computations on clients
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half of the strategy
 
     @property
     def layout(self) -> Layout:
@@ -64,15 +64,16 @@ class ReplyContext:
 class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
-    count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
+    count: int = 0  # number of Byzantine clients; 0: as many as `clients` names
     clients: str = ""  # ids of the Byzantine clients, such as 3/7/10-14; empty: random clients
 
     name: ClassVar[str]
-    source: ClassVar[str] = "–"
+    source: ClassVar[str] = "–"  # short citation, such as "Fang 2020"
     # Maps an option to its lowest and highest allowed value.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    uses_honest_updates: ClassVar[bool] = False  # whether `updates` reads the honest updates
-    # Whether the attackers of a round are chosen by the strategy's allocation matrix (clients × data partitions).
+    uses_honest_updates: ClassVar[bool] = False  # whether `updates` reads `honest_updates`
+    # Whether the attackers of each round are chosen by the strategy's allocation matrix, which assigns data partitions to clients
+    # (see code_aware.py).
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -116,7 +117,8 @@ class Attack:
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         """Return the updates that Byzantine clients encode instead of their trained updates `x`. May overwrite `x`.
 
-        `x` and the result have a row for each Byzantine client. The result is encoded with error feedback, like honest updates.
+        `x` and the result [clients, numel] have a row for each Byzantine client, and `generators` has a random generator for each. The
+        result is encoded with error feedback, like honest updates.
         """
         return x
 

@@ -26,14 +26,14 @@ MAX_LISTED = 8  # maximum number of client ids in the description of an attack
 
 @dataclass
 class AttackedCohort:
-    """The cohort of a round, its attackers, and the honest updates that have been computed so far."""
+    """The cohort of a round, its attackers with their attacks, and the honest updates that have been computed so far."""
 
-    cohort: frozenset[int]
-    attackers: dict[int, Attack]
-    honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates by client
+    cohort: frozenset[int]  # client ids
+    attackers: dict[int, Attack]  # by client id
+    honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates [numel] by client id
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
-        """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
+        """Return the ids of the honest clients, in ascending order, and a matrix [honest clients, numel] of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
         # Keep only the rows of `stack`, so that each update is in memory only once.
@@ -93,7 +93,8 @@ class ByzantineClients(ClientHook):
     def generator(self, a: Assignment) -> np.random.Generator:
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # Methods of ClientHook. The key of a group of clients is their attack, or None for the honest clients.
+    # The methods below implement ClientHook. Clients are grouped by their attack, which is the name of the group. The name of the group of
+    # honest clients is None.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
@@ -162,7 +163,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each Byzantine client. The clients are named by the attack or else drawn at random.
+    """Return the attack of each Byzantine client. The option `clients` names them, or they are drawn at random.
 
     The result omits attacks with `uses_allocation` that name no clients, because their clients are chosen in each round.
     """

@@ -7,7 +7,7 @@ Sohn, Han, Choi, Moon, "Election coding for distributed learning", NeurIPS 2020:
 Here, x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids; if the cohort has more
 clients than G has rows, the rows are assigned cyclically. A client's row has a one for each data partition on which the client trains, or,
 in elections in which clients exchange ballots, for each sender whose ballot the client counts. The weight of a row is the number of its
-ones. Most rows have a small weight; an adversary that knows G corrupts the clients with the heaviest rows.
+ones. Clients with heavy rows influence the majority vote more than others, so an adversary that knows G corrupts these clients.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The attack equivocation: send ballots (encoded signs of an update) that only some of the voters in an election can read.
 
 With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The sender can
-therefore not send different ballots, but can send some voters an encrypted key that does not decrypt the ballot. Such a voter proves to
-the server that the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same ballot to all
-voters, and this attack has no effect.
+therefore not send different ballots to different voters, but can send some voters an encrypted key that does not decrypt the ballot. These
+voters prove to the server that the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same
+ballot to all voters, and this attack has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,7 +18,7 @@ from .base import Attack, Generators, UpdateContext
 
 @dataclass(frozen=True)
 class InnerProduct(Attack):
-    epsilon: float = 2.0
+    epsilon: float = 2.0  # ε
 
     name: ClassVar[str] = "ipm"
     source: ClassVar[str] = "Xie 2019"

@@ -1,6 +1,8 @@
 """The attack label flip: the attackers train like honest clients, but on data with wrong targets y.
 
-    y ← classes − 1 − y
+    y ← y_max − y
+
+Here, y_max is the largest target in the data, which is the number of classes − 1 if every class occurs.
 
 The attack is from Fang, Cao, Jia, Gong, "Local model poisoning attacks to Byzantine-robust federated learning", USENIX Security 2020,
 section 4.1. The same attack on centralized training is from Biggio, Nelson, Laskov, "Support vector machines under adversarial label

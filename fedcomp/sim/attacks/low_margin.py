@@ -3,7 +3,7 @@
     S = Σ_i sign(u_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
 Here, u_i is the update of client i, and x is an attacker's update, with the coordinates x_j. The option `margin` sets b. By default, b is
-the number of attackers in the cohort, because their votes can outweigh or balance a majority of at most b votes. A rule that excludes
+the number of attackers in the cohort, because b votes can outweigh or balance a majority of at most b votes. A rule that excludes
 clients that often vote against clear majorities does not detect this attack.
 """
 
@@ -32,6 +32,6 @@ class LowMargin(Attack):
         margin = context.n_byzantine if self.margin is None else self.margin
         narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        # Replace zeros in an update by its mean magnitude, since a coordinate needs a sign to be a vote.
+        # A coordinate of 0 has no sign, and is therefore no vote. Give it the mean magnitude of the update instead.
         magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

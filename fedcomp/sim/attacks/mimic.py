@@ -1,12 +1,12 @@
-"""The attack mimic: all attackers copy the update of one honest client, which gives the data of this client too much weight.
+"""The attack mimic: all attackers copy the update of one honest client, so that the data of this client gets too much weight.
 
 Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022, section 3.2 and appendix B:
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
 The honest updates x_i have the mean μ, and the attackers copy the update of client i*. In the paper, the attackers choose i* once, after
-several warm-up rounds. In this implementation, they choose i* in each round, since cohorts change. The option `of` sets i*; in rounds
-without a finite update of this client, the formula chooses i*.
+several warm-up rounds. In this implementation, they choose i* in each round, since cohorts change. The option `of` sets i*. In rounds
+without a finite update of the client `of`, the formula chooses i*.
 """
 
 from dataclasses import dataclass

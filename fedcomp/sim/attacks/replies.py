@@ -1,7 +1,8 @@
 """Attacks that change a client's report (its answer to the server): NaN or infinity, malformed frames, or no answer.
 
 The attack replaces the client's frame (encoded update) and computes the ticket (digest) of the new frame. If the server accepts the new
-frame, it confirms the new ticket. The client's error feedback knows only the ticket of the honest frame, and treats that frame as lost.
+frame, the server confirms the new ticket. The client's error feedback knows only the ticket of the honest frame, and treats the honest
+frame as lost.
 """
 
 import struct
@@ -32,7 +33,9 @@ from ...layout import Layout
 from ...messages import Report, ticket
 from .base import Attack, ReplyContext
 
+# Maps values of the option `value` of the attack infinity to numbers.
 NUMBERS = {"nan": float("nan"), "inf": float("inf"), "largest": float(np.finfo(np.float32).max)}
+# Values of the option `how` of the attack malformed.
 KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 
@@ -125,7 +128,7 @@ def with_checksum(frame: bytes, numel: int) -> bytes:
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
     """Return a frame of the codec `identity` for a vector of the same size as that of `frame`, with all coordinates equal to `value`.
 
-    Raises FrameError if `frame` is not a valid frame or has more than `max_numel` coordinates.
+    Raises FrameError if the header of `frame` is malformed or states more than `max_numel` coordinates.
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:

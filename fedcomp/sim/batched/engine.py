@@ -1,4 +1,4 @@
-"""The batched engine, which trains many clients together. Each row of a matrix, the stack, contains the weights of one client."""
+"""The batched engine, which trains many clients together. The weights of these clients are the rows of one matrix, the stack."""
 
 import itertools
 import math
@@ -24,12 +24,13 @@ from .regression import Regression
 # Parts of torch's error messages for models that torch.func.vmap cannot run, such as models that change a buffer in the forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 
-# A batch of each client: indices of examples in the data [clients, batch size], and the random numbers of the augmentation or None.
+# A batch of each client: indices of examples in the data [clients, batch size], and the random numbers [clients, batch size, ...] of the
+# augmentation, or None without augmentation.
 CohortBatch = tuple[Tensor, Tensor | None]
 
 
 class NotBatchable(ConfigError):
-    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without the proposed --engine."""
+    """Error for a task that the batched engine does not support. `problem` is the error message without the advice to change --engine."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
         self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
@@ -49,7 +50,7 @@ class BatchedEngine(Engine):
 
     Clients are trained together if their batches have the same sizes. The engine takes ownership of `model`, moves it to `device`, and
     frees the memory of its large trainable parameters, because it uses only the frozen parameters and the buffers. If the device runs out
-    of memory, the engine trains half as many clients together from then on, and calls `warn` the first time.
+    of memory, the engine trains half as many clients together from then on. It calls `warn` when this first happens.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BatchedEngine(Engine):
         self.at_once = at_once
         self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
-        # The dtypes of the parameters that are not float32, by name.
+        # Dtypes by parameter name; `low_precision` has those other than float32.
         dtypes = {e.name: parameters[e.name].dtype for e in layout}
         self.low_precision = {name: d for name, d in dtypes.items() if d != torch.float32}
         layered = layered_gradients(task, model)
@@ -81,7 +82,7 @@ class BatchedEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train the clients of `jobs` together. If an error occurs, train each client alone, so that only the client at fault fails.
+        """Train the clients of `jobs` together. If an error occurs, train each client alone, so that only clients that cause errors fail.
 
         Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
         """
@@ -145,7 +146,7 @@ class BatchedEngine(Engine):
     def _batches(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, sizes: Sequence[int]
     ) -> list[CohortBatch]:
-        """Return the batches of each step. `sizes` are the batch sizes of the steps, which are the same for all jobs."""
+        """Return a `CohortBatch` for each step. `sizes` are the batch sizes of the steps, which are the same for all jobs."""
 
         def split(rows: Sequence[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
@@ -201,7 +202,7 @@ class BatchedEngine(Engine):
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor:
-        """Train a stack of clients, write their updates into the rows of `stack`, and return their losses."""
+        """Train the clients of `batches`, write their updates into the rows of `stack`, and return their losses [clients]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         steps = [positions for positions, _ in batches]
@@ -241,7 +242,7 @@ class BatchedEngine(Engine):
     def _gradients(
         self, parameters: Parameters, data: Data, batch: CohortBatch, sgd: LocalSGD
     ) -> tuple[Tensors, Tensor]:
-        """Return the clipped gradients of a batch and the losses, with a row for each client."""
+        """Return the clipped gradients [clients, ...] for a batch of each client, and the losses [clients] before the step."""
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
         inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
         if augmentation is not None and self.task.augment is not None:

@@ -1,8 +1,8 @@
-"""The gradients of many clients' models at once: layer by layer for nn.Sequential, by torch.func.vmap for other models.
+"""The gradients of many clients' models at once, computed layer by layer for nn.Sequential and by torch.func.vmap for other models.
 
 For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Layers without parameters process
-these examples as usual; layers with parameters need a version for many clients. In shapes, m is the number of clients and b is the batch
-size.
+these examples like one batch. Layers with parameters are replaced by functions that use the weights of each client for its own examples. In
+shapes, m is the number of clients and b is the batch size.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,10 @@ Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
 # Function of (parameters of a layer, m, inputs [m·b, ...]) that returns the outputs of the layer.
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
+# Names of the methods of `layered_gradients` and `mapped_gradients`.
 LAYERED, MAPPED = "layered", "mapped"
 IGNORED = -100  # target value of the examples that cross_entropy ignores
+# Layers that draw random numbers. `_DropoutNd` is the base class of all dropout layers.
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -100,7 +102,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)
-    # The weight of each target in the mean loss.
+    # The weight of each target in the client's mean loss: 1 / number of counted targets, or 0 for ignored targets.
     weight = counted / counted.sum(1, keepdim=True).clamp(min=1)
     weight = weight.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)

@@ -17,17 +17,17 @@ from ...training.local_sgd import LocalSGD
 
 @dataclass(frozen=True)
 class Regression:
-    """The shape of a softmax regression, and the positions of its parameters in a client's parameter vector."""
+    """The shape of a softmax regression, and the positions of its parameters in a vector [numel] of all parameters."""
 
-    outputs: int
-    inputs: int
+    outputs: int  # number of classes
+    inputs: int  # number of features
     weights: int  # position of the first weight
     biases: int | None  # position of the first bias; None: the layer has no bias
     flattens: bool  # whether the model flattens its inputs first
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the softmax regression that a task trains, or None for other models, other losses and frozen parameters."""
+        """Return the softmax regression that a task trains, or None for any other model or loss, or with frozen parameters."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
@@ -52,7 +52,7 @@ class Regression:
         return cls(shape[0], shape[1], weights, biases, flattens=bool(flattens))
 
     def supports(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Return whether `descend` supports the options `sgd` and batches of these sizes, and is faster than torch."""
+        """Return whether `descend` supports the options `sgd` and batches of these sizes, and is faster with them than torch."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"
