@@ -599,12 +599,12 @@ def test_updates_near_the_largest_float32_leave_a_finite_model(seeds):
         (
             {"density_warmup": 3},
             {},
-            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size, but --density-warmup, --density-schedule and --budget change",
         ),
         (
             {"budget_bytes": 10**6},
             {},
-            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size, but --density-warmup, --density-schedule and --budget change",
         ),
         (
             {},
