@@ -284,9 +284,8 @@ class RoundCompletion:
 
 def quorum_size(quorum: float, clients: int) -> int:
     """Return the number of answers in a quorum: ⌈quorum · clients⌉, at least 1."""
-    return max(
-        1, math.ceil(quorum * clients - 1e-9)
-    )  # 1e-9, because 0.55 · 100 > 55 in floating point
+    # Subtract 1e-9, because 0.55 · 100 is above 55 in floating point.
+    return max(1, math.ceil(quorum * clients - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -331,8 +330,8 @@ class PhaseResult:
 class RoundUpdates:
     """The input of `aggregate`.
 
-    If the clients' memory has a server half (`counterpart`), the last phase contains the estimates that the server half computes instead of
-    the sent updates. With the memories `ef21` and `laq`, these include estimates for clients that are not in the round.
+    If the clients' memory has a server half (`counterpart`), the server half replaces the updates of the last phase by its estimates. For
+    the memories `ef21` and `laq`, it also adds estimates of the updates of absent clients.
     """
 
     round: int
