@@ -127,8 +127,8 @@ class ClientAlgorithm:
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
             raise ProtocolError(
-                f"this client has no state from phase '{first}' of round {assignment.round}, so it cannot continue the round; it can "
-                "take part in the next round"
+                f"this client did not complete phase '{first}' of round {assignment.round}, or has lost the results of this phase, so it "
+                "cannot continue the round; it can take part in the next round"
             )
         return assignment.phase == first
 
@@ -575,7 +575,7 @@ class RoundStrategy(ABC):
         if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             option = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
-                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates; leave {option} out"
+                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates to send; leave {option} out"
             )
         schedule = Schedule(config, self.uplink, layout)
         if schedule.density is not None:

@@ -2,10 +2,9 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-The data are divided into n partitions. Training on a partition gives an update, and the partition's signs are the signs of this update. An
-election has n seats, each with one or more clients as voters. A code is an allocation matrix G ∈ {0,1}^(n×n): in every coordinate, the
-voters of seat i vote for the majority of the signs of the partitions j with G_ij = 1. A vote is correct if it equals the majority of the
-signs of all partitions.
+The data are divided into n partitions. Training gives each partition a sign in every coordinate (election.py). An election has n seats,
+each with one or more clients as voters. A code is an allocation matrix G ∈ {0,1}^(n×n): in every coordinate, the voters of seat i vote for
+the majority of the signs of the partitions j with G_ij = 1. A vote is correct if it equals the majority of the signs of all partitions.
 
 The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. With s = (n−1)/2 − b, the rows of G contain:
 
@@ -27,7 +26,7 @@ If Byzantine voters are in the seats with the most partitions, it may be correct
 
 The code `uncoded` is an ordinary majority vote: G = I, so each seat has one partition.
 
-The *ballot* of a partition or client consists of the signs of its update, one bit per coordinate (kernels/votes.py).
+A *ballot* consists of the signs of a partition, or of the signs of a client's update. It has one bit per coordinate (kernels/votes.py).
 """
 
 import json
@@ -156,9 +155,9 @@ def assign_seats(
 
 
 def tolerates(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether an election with n seats and `clients` voters, with the deterministic code for b Byzantine seats, tolerates f Byzantine voters.
+    """Return whether an election with `clients` voters, n seats and the code for b Byzantine seats tolerates f Byzantine voters.
 
-    If there are fewer than n voters, each empty seat counts as an absent voter.
+    With fewer than n voters, each empty seat counts as an absent voter. See `Seats.tolerates`.
     """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).tolerates(f, max(0, n - clients))
 
