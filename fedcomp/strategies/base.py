@@ -137,7 +137,7 @@ class ClientAlgorithm:
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Return the seed for encoding a frame. The seed differs between clients, unless `codec.shares_seed` is true."""
+        """Return the seed for encoding a frame. Clients have different seeds, unless the codec needs one seed for all (`shares_seed`)."""
         return seeds.key(
             run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
         )
@@ -230,7 +230,7 @@ class ClientAlgorithm:
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
-        """Return the frame of one client, or None if the client sends nothing. If it raises FedcompError, no other client fails."""
+        """Return the frame of one client, or None if the client sends nothing. A FedcompError is a failure of only this client."""
         return memory.proceed(seed=seed, context=context)
 
 
@@ -257,7 +257,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The rule that ends a phase: all clients have answered, a quorum of answers was accepted, or the deadline has passed.
+    """The rule that ends a phase when all clients have answered, a quorum of answers was accepted, or the deadline has passed.
 
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
@@ -293,7 +293,7 @@ class Phase:
     """A phase of a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None = --quorum and --deadline
+    completion: RoundCompletion | None = None  # None = as set by --quorum and --deadline
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class PhaseResult:
 
     phase: str
     accepted: Sequence[AcceptedUpdate]
-    # Rejected clients that sent a frame that no honest client sends.
+    # Ids of the rejected clients whose frame no honest client would send
     proven_byzantine: frozenset[int] = frozenset()
 
 

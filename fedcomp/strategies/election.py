@@ -250,7 +250,7 @@ class Election(Vote):
         self.allocation, self.notice = self.code, self._guarantee(clients)
 
     def _check_seats(self, n: int, clients: int) -> None:
-        """Raise ConfigError if an election of this many clients with n seats does not suit the options."""
+        """Raise ConfigError if an election with n seats and this many clients is impossible with the options."""
         o, f = self.options, self.f
         if n > clients:
             raise ConfigError(

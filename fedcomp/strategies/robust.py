@@ -13,10 +13,10 @@ RAM. Besides the updates of m clients, a rule stores two arrays: a block of the 
 block, float64 [m, CHUNK]. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`, `terngrad`, `natural`,
 `adaptive` and `fp16` are dense, and a sketch with density 1 becomes dense when a rule first reads it.
 
-Rounding. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not
-depend on BLOCK. The error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+Rounding. Distances are computed from inner products. These are summed in float64, CHUNK coordinates at a time, so they do not depend on
+BLOCK. The error of a squared distance is about 10⁻¹⁶ times the sum of the squared lengths of the two vectors.
 
-The options `mix` and `buckets` replace the input vectors by averages of several vectors, which differ less from each other.
+The options `mix` and `buckets` replace the input vectors by averages of several vectors. Averages differ less from each other.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ are replaced by
