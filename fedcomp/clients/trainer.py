@@ -34,7 +34,7 @@ TrainedClients = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The local training of a session's clients. `shards[client]`: indices of the client's examples in `data`. `sgd`: the run's options."""
+    """The local training of a session's clients, with the options `sgd`. `shards[client]`: indices of the client's examples in `data`."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return how many bytes each client can send in `budget_s` seconds. Raises ConfigError if the smallest frame is larger."""
+        """Return how many bytes each client can send in `budget_s` seconds. Raises ConfigError if no frame is that small."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)
