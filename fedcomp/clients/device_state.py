@@ -1,6 +1,7 @@
-"""The state that a device stores: the client's state between rounds, its copy of the model, and its state in the current round.
+"""The stored state of a client in a deployment: its state between rounds, its copy of the model, and its state in the current round.
 
-A device writes this state to a file before it sends a report, so that the report is not lost if the device is restarted.
+The device, the machine on which the client runs, writes this state to a file before it sends a report. If the device is restarted, it can
+send the report again.
 """
 
 import json
@@ -19,9 +20,9 @@ MAX_PAST_VERSIONS = 32  # maximum number of hashes of earlier model versions tha
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the entries that a device stores for a client, by name. The file contains a list of byte strings as one string.
+    """Return the entries that a device stores for a client, by name. Tensors are not copied.
 
-    Tensors are not copied.
+    The device writes a list of byte strings to the file as one byte string.
     """
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
@@ -50,7 +51,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         )
         head = json.loads(stored[SESSION])
         replica = session.replica
-        # All clients of the session share one copy of the model. An older stored copy must not replace it.
+        # All clients of the session share one copy of the model. Do not replace it by an older stored copy.
         if len(replica.past_versions) == 1 or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))

@@ -27,7 +27,7 @@ class ClientEvaluator:
 
     `shards[client]` are the indices of the client's training examples in `train`, and `held_out[client]` those of its held-out examples in
     `test`. `train` and `test` must be on `device`, and the model is moved to `device`. Before each evaluation, the running statistics of
-    batch normalization are computed again from up to 2,000 of the client's training examples.
+    batch normalization are computed again, from up to 2,000 of the client's training examples, if the model has such layers.
     """
 
     def __init__(

@@ -66,14 +66,14 @@ class Replica:
     def check_applicable(self, assignment: Assignment, version: str) -> None:
         """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
-        A download of several frames can be applied to the version before or after any of its frames: the server may send frames that the
-        client already has, if it has not received the client's last report.
+        A download of several frames can be applied to the version before or after any of its frames, because it may contain frames that the
+        client has already applied. The server sends such frames if it has not received the client's last report.
         """
         a = assignment
         if a.form == DENSE or version == a.base:
             return
         if a.form == OVERWRITE:
-            # The download contains new values of weights, so it can be applied to every version from `base` on.
+            # The download contains new values of weights, not differences, so it can be applied to every version from `base` on.
             applicable = {a.base, version} <= self.past_versions.keys()
         else:
             applicable = version in _versions(a)

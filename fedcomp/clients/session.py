@@ -123,7 +123,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, or a FedcompError if the client fails. Store the tickets (hashes) of the frames.
 
-        `updates` [m, numel] may be overwritten. It is None in a later phase of a round if the clients' memories already have the updates.
+        `updates` [m, numel] may be overwritten. It is None in a later phase of a round if the clients encode no new updates. `traces`: for
+        each client, the vectors that local SGD recorded besides the update.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -214,7 +215,11 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle the previous updates, and apply the downloads. Return the assignments that start a round, and those that continue one."""
+        """Return the assignments that start a round, and those that continue a round.
+
+        If an assignment starts a round, first commit or roll back the client's previous update, and apply the download. Add the reports of
+        clients that fail to `reports`.
+        """
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -251,7 +256,10 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit accepted updates in one batch, except updates that the server used only partly, or whose client keeps momentum."""
+        """Commit accepted updates in one batch, which is faster than `ClientState.settle`.
+
+        Updates that the server used only partly, and updates of clients that keep the momentum of local SGD, are left to `settle`.
+        """
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -317,7 +325,7 @@ class ClientSession(EncodingSession):
         return reports
 
     def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
-        """Return the clients' reports for a later phase of a round."""
+        """Return the clients' reports for a phase after the first."""
         reports: dict[int, Report] = {}
         proceeding: list[Assignment] = []
         new_updates: list[tuple[Assignment, Tensor]] = []
@@ -346,7 +354,7 @@ class ClientSession(EncodingSession):
         updates: Tensor | None = None,
         traces: Sequence[Traces] | None = None,
     ) -> dict[int, Report]:
-        """Encode `updates` (see `encode`), and return the reports by client."""
+        """Encode `updates` (see `encode` for the arguments), and return the reports by client."""
         reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):

@@ -27,14 +27,15 @@ class ClientState:
     memory: Memory
     version: str  # version of the client's copy of the model
     ticket: str = ""  # ticket (hash) of the client's latest frame
-    buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm
+    # Buffers of the model, such as batch-norm statistics, and the tensors that `ClientAlgorithm.after_training` returned
+    buffers: dict[str, Tensor] | None = None
     momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum
     # State of the optimizer or of the user's train_fn, if it is kept between rounds.
     training: dict[str, Any] | None = None
     committed: str = ""  # ticket (hash) of the last frame that was committed to the memory
 
     def move(self, to_place: Callable[[Tensor], Tensor]) -> None:
-        """Replace each vector by `to_place(vector)`, for example by a copy on another device."""
+        """Replace each vector by `to_place(vector)`, for example by a copy on the GPU."""
         state = self.memory.state_dict(copy=False)
         state |= {name: to_place(v) for name, v in state.items() if isinstance(v, Tensor)}
         self.memory.load_state_dict(state, copy=False)
@@ -45,8 +46,8 @@ class ClientState:
         """Commit the latest update to the memory (error feedback) if the server accepted it, else roll the memory back.
 
         `accepted` is the ticket (hash) of the last accepted update. `returned` is a frame with the part of this update that the server did
-        not use. The momentum of local SGD is set to zero at the accepted coordinates. The call has no effect if the latest update has
-        already been committed or rolled back. Raises FrameError, and changes nothing, if `returned` is damaged.
+        not use. The momentum of local SGD, if it is kept, is set to zero at the accepted coordinates. The call has no effect if the latest
+        update has already been committed or rolled back. Raises FrameError, and changes nothing, if `returned` is damaged.
         """
         memory = self.memory
         if memory.pending is None:

@@ -21,11 +21,11 @@ Shards = list[np.ndarray] | dict[int, np.ndarray]
 
 
 class ClientResult(NamedTuple):
-    """The result of one client's training, without its update."""
+    """The result of one client's training, without the update."""
 
     assignment: Assignment
     result: JobResult
-    traces: Traces = NO_TRACES
+    traces: Traces = NO_TRACES  # further vectors of local SGD, such as the momentum
     lr_sum: float = 0.0  # sum of the learning rates of all local steps
 
 
@@ -34,7 +34,7 @@ TrainedClients = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The local training of a session's clients. `shards[client]` are the indices of the client's examples in `data`."""
+    """The local training of a session's clients, with the options `sgd`. `shards[client]`: indices of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Trainer:
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # In the current round, by id of the data and partition: the summary of the update, or an exception, and the mean loss.
+        # In the current round, by Python id of the data and partition: the summary of the update or an exception, and the mean loss.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
@@ -69,9 +69,9 @@ class Trainer:
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
     ) -> TrainedClients:
-        """Train the clients of the assignments on `data`, starting from `global_state`.
+        """Train the clients of the assignments on `data`, starting from `global_state`. `state_of` returns a client's state.
 
-        The exceptions of clients that fail are added to `failures`. These clients have no result.
+        If a client fails, its exception is added to `failures`, and the client has no result.
         """
         start = self.algorithm.model_weights(global_state).to(self.engine.device)
         if self.algorithm.trains_on_partitions:
@@ -111,7 +111,7 @@ class Trainer:
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
     ) -> list[Job]:
-        """Return one training job for each assignment. All jobs have the same training options `sgd`."""
+        """Return one training job for each assignment. `sgd`: training options of all assignments in this round."""
         jobs = []
         for a in assignments:
             state, shard = state_of(a.client), self.shards[a.client]
@@ -167,7 +167,7 @@ class Trainer:
     def _train_partitions(
         self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
     ) -> None:
-        """Train on data partitions with the settings of assignment `a`, and add the results to `self._results`."""
+        """Train on data partitions with the round and the settings of assignment `a`, and add the results to `self._results`."""
         jobs: dict[DataPartition, Job] = {}
         for partition in partitions:
             job = _attempt(self._partition_job, partition, a)

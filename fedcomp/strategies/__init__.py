@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# For each run option with a spec string: the function that parses the string, or raises SpecError.
+# Options of a run whose values are spec strings, such as `stc:density=1%`. Each function raises SpecError for an invalid string.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -52,8 +52,8 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of the given layout.
 
-    `settings`: further keyword arguments of `RoundStrategy`. Raises SpecError for an invalid spec string, and ConfigError for a `config`
-    that does not suit the strategy.
+    `settings`: further keyword arguments of `RoundStrategy`, such as `warn`. Raises SpecError for an invalid spec string, and ConfigError
+    for a `config` with which the strategy does not work.
     """
     cls, options = _chosen(text)
     return cls(config, layout, options=options, **settings)
@@ -66,10 +66,11 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return a copy of the run options in which the strategy's and the memory's defaults replace unset options. Raises UserError.
+    """Return a copy of the run options in which the defaults of the strategy and of the memory replace unset options. Raises UserError.
 
-    A memory `auto` without such a default stays `auto`, or becomes the stored memory if the run is resumed. When the model is known,
-    `fedcomp.memories.with_memories` replaces `auto`. The option `horizon` (the round in which schedules end) is set if a schedule needs it.
+    If the run is resumed, a memory `auto` becomes the memory of the stored run. Else it becomes the strategy's default. Without such a
+    default it stays `auto`, and `fedcomp.memories.with_memories` replaces it when the size of the model is known. The option `horizon`
+    (the round in which schedules end) is set if a schedule needs it.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

@@ -1,15 +1,15 @@
 """Federated averaging of compressed updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017.
-Sattler et al. 2019, algorithm 2, compresses the downlink as well. The server computes the mean y of the decoded updates C(a_i) with the
-weights w_i of the clients i:
+Updates and broadcasts are compressed, as in Sattler et al. 2019, algorithm 2. Client i sends C(a_i): its update plus the residual of its
+memory, compressed by the uplink codec C. The server computes the weighted mean
 
     y = Σ w_i C(a_i) / Σ w_i.
 
-The weight w_i is 1 (--weights uniform) or the number of examples of client i (--weights examples), and at most --weight-cap times the mean
-weight. With --clip-update c, the server multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh,
-McMahan (Can you really backdoor federated learning? 2019). The part of an update that clipping removes is lost: if the client's memory
-kept it, the client would send it in a later round.
+The weight w_i is 1 (--weights uniform) or the number of examples of client i (--weights examples). With --weight-cap, it is at most
+--weight-cap times the mean weight. With --clip-update c, the server multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). This is the norm bound
+of Sun, Kairouz, Suresh, McMahan (Can you really backdoor federated learning? 2019). The client's memory does not keep the part that
+clipping removes, because the client would otherwise send this part in a later round, in spite of the bound.
 """
 
 import math
@@ -26,7 +26,7 @@ from ..kernels.sums import sum_squares
 from ..memories import Counterpart
 from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
 
-BLOCK = 1 << 17  # number of coordinates of a dense update that are read at a time
+BLOCK = 1 << 17  # number of coordinates of a dense update that `norm` reads at a time
 
 
 class Average(RoundStrategy):
@@ -59,7 +59,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1. The mean is Σ weight · factor · update / Σ weight, so a small factor also shortens the mean."""
+        """Return a factor d (0 to 1) of an accepted update. The mean is Σ w·d·update / Σ w, so a small d also shortens the mean."""
         return 1.0
 
     def _correct(
@@ -69,7 +69,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add the correction for absent clients, which the server half of the memory computes, to the mean `into`."""
+        """Add the correction that the server half of the clients' memory (`counterpart`) computes to the mean `into` [numel]."""
         accepted = updates.accepted
         examples = {a.client: a.examples for a in accepted}
         examples |= {c: n for c, n in updates.examples.items() if c not in examples}
@@ -92,7 +92,7 @@ class Average(RoundStrategy):
             correction.add_to(into)
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return pairs of update and weight. The weights of the accepted clients, including those without an update, sum to 1."""
+        """Return a pair (update, weight) for each client that sent an update. The weights of all accepted clients sum to 1."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))
@@ -127,7 +127,7 @@ def clip_factor(update: Update, max_norm: float) -> float:
 
 
 def norm(update: Update) -> float:
-    """Return ‖update‖₂. Infinite values of the update count as the largest float32."""
+    """Return ‖update‖₂, where infinite values count as the largest float32, and NaN as 0."""
     return math.sqrt(_sum_squares(update))
 
 

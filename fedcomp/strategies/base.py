@@ -3,7 +3,7 @@
 A strategy selects the cohort of a round, the clients that take part. A round has one or more phases. In a phase, the server sends an
 assignment (a message) to every client of the cohort, and each client answers with a report. A strategy can add announcements (named byte
 strings) to an assignment. At the end of the round, the strategy combines the accepted updates into one update of the model. The round loop
-(server/round_loop.py) runs the rounds. Subclasses override `aggregate`, and `announce` if a later phase depends on an earlier one.
+(server/round_loop.py) runs the rounds. Subclasses override `aggregate`, and also `announce` if clients need results of an earlier phase.
 """
 
 import math
@@ -26,7 +26,7 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-# Stages in the rejection of a client that has not answered when the deadline passes, or when the quorum is reached.
+# Values of `Rejection.stage` for clients that have not answered when the deadline passes, or when the quorum is reached.
 DEADLINE, QUORUM = "deadline", "quorum"
 
 # A client's encoded update, None if the client sends nothing, or an error if the client failed.
@@ -68,7 +68,7 @@ class StrategyConfig:
     clip_update: float = 0.0
     clients: int = 0  # number of clients of the run; 0 = unknown
     momentum: float = 0.0  # momentum of local SGD
-    weight_decay: float = 0.0  # weight decay in local SGD, or in the server's step
+    weight_decay: float = 0.0  # weight decay in local SGD, or (`vote`, `election`) on the server
 
 
 # The client half.
@@ -76,20 +76,20 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """The state that a client keeps between the phases of a round."""
+    """The state of a client in a round, which it keeps from phase to phase."""
 
     round: int
     loss: float  # mean loss of local training
-    values: Values = field(default_factory=dict)  # values that the algorithm stores
-    examples: int = 0  # number of examples to report; 0 = the size of the client's data
-    metrics: bytes = b""  # the client's metrics, serialised
+    values: Values = field(default_factory=dict)  # values that the ClientAlgorithm stores, by name
+    examples: int = 0  # number of examples to report; 0 = all training examples of the client
+    metrics: bytes = b""  # result of `ReportedMetrics.pack`
 
 
 @dataclass(frozen=True)
 class DataPartition:
     """A partition of the training data: the data of one or more clients."""
 
-    # Replaces the client id in the seeds of training, so that all clients compute the same update from a partition.
+    # Replaces the client id in the seeds of training, so that all clients that train on the partition compute the same update.
     number: int
     clients: tuple[int, ...]  # ids of the clients whose data form the partition
 
@@ -101,9 +101,10 @@ class ClientAlgorithm:
     In the first phase of a round, a client commits its previous update to its memory (error feedback) if the server accepted this update,
     and otherwise rolls the memory back. The client then downloads the model, trains, and sends a frame (an encoded update). In each later
     phase, the client sends another frame. Subclasses must not store state in attributes. State that outlasts a round belongs in the memory
-    or in the client state (a dict of tensors). State within a round belongs in `RoundState.values`.
+    or in the client state, the dict of tensors that `after_training` returns. State within a round belongs in `RoundState.values`.
 
-    The *global state* [numel] is the vector that the server updates and broadcasts. In most strategies, it consists of the model weights.
+    The *global state* [numel] is the vector that the server updates and broadcasts. In most strategies, it consists of the model weights;
+    in `scaffold`, also of control variates.
     """
 
     phases: tuple[str, ...] = (TRAIN,)  # names of the phases of a round
@@ -114,7 +115,7 @@ class ClientAlgorithm:
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether an assignment starts a new round for a client. `state`: the client's state in its last round.
+        """Return whether an assignment starts a new round for a client. `state`: the client's state in the last round that it started.
 
         Raises ProtocolError if the phase is unknown, or if the assignment continues a round that the client has not started.
         """
@@ -126,17 +127,17 @@ class ClientAlgorithm:
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
             raise ProtocolError(
-                f"this client has no state from phase '{first}' of round {assignment.round}, so it cannot continue the round; it can "
-                "take part in the next round"
+                f"this client did not complete phase '{first}' of round {assignment.round}, or has lost the results of this phase, so it "
+                "cannot continue the round; it can take part in the next round"
             )
         return assignment.phase == first
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
-        """Return `RoundState.values` at the start of a round. `previous`: the client's state in its previous round."""
+        """Return `RoundState.values` at the start of a round. `previous`: the client's state in the last round that it started."""
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Return the seed for encoding a frame. The seed differs between clients, unless `codec.shares_seed` is true."""
+        """Return the seed for encoding a frame. Clients have different seeds, unless the codec needs one seed for all (`shares_seed`)."""
         return seeds.key(
             run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
         )
@@ -144,7 +145,7 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the partitions on which a client trains if `trains_on_partitions`. Each training starts from the global weights."""
+        """Return a client's partitions, if `trains_on_partitions`. The client trains on each one separately, from the global weights."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
@@ -189,8 +190,8 @@ class ClientAlgorithm:
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
         """Return the vectors [m, numel] that m clients send, and their new client states.
 
-        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: for each client, the sum of the learning rates of all its
-        local steps.
+        `updates`: the clients' updates of the n model weights [m, n]. `client_states`: the old client states. `lr_sums`: for each client,
+        the sum of the learning rates of all its local steps.
         """
         return updates, [{}] * len(updates)
 
@@ -199,7 +200,7 @@ class ClientAlgorithm:
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vector [numel] to encode in a phase after the first, or None if the memory already has it, or nothing is encoded."""
+        """Return the vector [numel] to encode in a phase after the first. Return None if the client encodes no new vector in the phase."""
         return None
 
     def encode(
@@ -213,7 +214,7 @@ class ClientAlgorithm:
         """Return the frames that m clients send in a phase.
 
         `updates`: the vectors [m, numel] from `after_training` or `later_update`, or None if `later_update` returned None. `values`: each
-        client's `RoundState.values`. The method may overwrite both.
+        client's `RoundState.values`. The method may overwrite `updates` and `values`.
         """
         if updates is not None and not self.one_by_one:
             return type(memories[0]).propose_batch(memories, updates, seeds, context)
@@ -229,7 +230,7 @@ class ClientAlgorithm:
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
-        """Return the frame of one client, or None if the client sends nothing. If it raises FedcompError, only this client fails."""
+        """Return the frame of one client, or None if the client sends nothing. A FedcompError is a failure of only this client."""
         return memory.proceed(seed=seed, context=context)
 
 
@@ -243,12 +244,12 @@ class Progress:
     asked: int  # number of clients in the phase
     answered: int  # number of clients that have answered
     accepted: int  # number of clients whose answers were accepted
-    elapsed_s: float
+    elapsed_s: float  # time since the start of the phase
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The stage and the reason in the rejections of the clients that have not answered at the end of a phase."""
+    """The end of a phase: `stage` and `reason` of the rejections of the clients that have not answered."""
 
     stage: str = "reply"
     reason: str = "no reply before the phase ended"
@@ -256,13 +257,13 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The rule that ends a phase: all clients have answered, a quorum of answers was accepted, or the deadline has passed.
+    """The rule that ends a phase when all clients have answered, a quorum of answers was accepted, or the deadline has passed.
 
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
 
     quorum: float = 1.0  # fraction (above 0) of the phase's clients whose answers must be accepted
-    deadline_s: float | None = None  # None: no deadline
+    deadline_s: float | None = None  # time limit from the start of the phase; None = no limit
 
     def check(self, progress: Progress) -> PhaseEnd | None:
         """Return the end of the phase, or None if the phase goes on."""
@@ -276,14 +277,15 @@ class RoundCompletion:
         return None
 
     def answers_until_check(self, progress: Progress) -> int:
-        """Return the smallest number of further answers after which `check` can end the phase before the deadline."""
+        """Return how many more answers `check` needs, at least, to end the phase before the deadline."""
         missing = quorum_size(self.quorum, progress.asked) - progress.accepted
         return min(progress.asked - progress.answered, missing)
 
 
 def quorum_size(quorum: float, clients: int) -> int:
     """Return the number of answers in a quorum: ⌈quorum · clients⌉, at least 1."""
-    return max(1, math.ceil(quorum * clients - 1e-9))  # in floating point, 0.55 · 100 is above 55
+    # Subtract 1e-9, because 0.55 · 100 is above 55 in floating point.
+    return max(1, math.ceil(quorum * clients - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,7 @@ class Phase:
     """A phase of a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None = --quorum and --deadline
+    completion: RoundCompletion | None = None  # None = as set by --quorum and --deadline
 
 
 @dataclass(frozen=True)
@@ -299,14 +301,14 @@ class AcceptedUpdate:
     """A client's report (update and metrics) that passed every check."""
 
     client: int
-    # None if the client sent no update, or if a relay has added this update to another client's update
+    # None if the client sent no update, or if a relay (a process between clients and server) has added it to another client's update
     update: Update | None
     examples: int
     loss: float
     ticket: str  # hash that identifies the update (`fedcomp.messages.ticket`)
-    frame: bytes = b""
-    fresh: bool = True  # whether the client's memory has not committed any update
-    rate: float = 1.0  # learning rate of the round divided by the learning rate of the run
+    frame: bytes = b""  # the encoded update
+    fresh: bool = True  # whether the client's memory is new, that is, has never committed an update
+    rate: float = 1.0  # learning rate of the client in the round, divided by --lr
     staleness: int = 0  # number of rounds from the start of the client's training to this round
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
@@ -320,13 +322,17 @@ class PhaseResult:
 
     phase: str
     accepted: Sequence[AcceptedUpdate]
-    # Rejected clients that sent a frame that no honest client sends.
+    # Ids of the rejected clients whose frame no honest client would send
     proven_byzantine: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """The input of `aggregate`."""
+    """The input of `aggregate`.
+
+    If the clients' memory has a server half (`counterpart`), the server half replaces the updates of the last phase by its estimates. For
+    the memories `ef21` and `laq`, it also adds estimates of the updates of absent clients.
+    """
 
     round: int
     phases: AcceptedByPhase  # the accepted updates of each phase, sorted by client id
@@ -351,7 +357,7 @@ class Aggregation:
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """Return the number of clients in a round: participation · clients, rounded to an integer from 2 to `clients`."""
+    """Return the number of clients in a round: participation · clients, rounded, at least 2, and at most `clients`."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 
@@ -366,7 +372,7 @@ class RoundStrategy(ABC):
     """The server half of a federated algorithm: its decisions in a round, and its state between rounds.
 
     `warn(sentence, kind)` warns the user. A run shows only the first warning of each kind, but all warnings of kind "". The constructor
-    raises ConfigError for settings that do not suit the algorithm.
+    raises ConfigError for settings with which the algorithm does not work.
     """
 
     name: ClassVar[str]
@@ -378,12 +384,12 @@ class RoundStrategy(ABC):
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
     required_memory: ClassVar[str] = ""  # the only memory that --memory allows; "" = all
     supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed
-    # Whether schedules and budgets of the density are forbidden
+    # Whether all frames must have the same size, so that schedules and budgets of the density are errors
     fixed_frame_size: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False  # whether `--clip-update` is allowed
     # Whether the strategy has its own option `momentum` instead of --server-optimizer.
     replaces_server_optimizer: ClassVar[bool] = False
-    # Whether the server's step applies --weight-decay, instead of local SGD.
+    # Whether the server applies --weight-decay when it updates the model. If not, clients apply it in local SGD.
     decays_in_server_step: ClassVar[bool] = False
     # Whether the strategy's own formulas contain the learning rate of local SGD (--lr).
     uses_lr: ClassVar[bool] = False
@@ -404,7 +410,7 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # A memory like those of the clients, from which the server reads their properties.
+        # A memory with the settings of the clients' memories. It holds no updates: the server only reads the settings.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
         # The server half of the clients' memory, or None if the memory has no server half.
         self.counterpart = self._counterpart()
@@ -419,12 +425,15 @@ class RoundStrategy(ABC):
 
     @classmethod
     def client_for(cls, options: Any) -> ClientAlgorithm:
-        """Return the client half of the algorithm for the options of a strategy."""
+        """Return the client half of the algorithm. `options`: the options of the strategy."""
         return cls.client_algorithm
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return the strategy's defaults for options of the run, by field of `RunConfig`. The default of `memory` is `required_memory`."""
+        """Return the strategy's defaults for options of the run, by field of `RunConfig`.
+
+        If `memory` is not among them, its default is `required_memory`.
+        """
         return {}
 
     @abstractmethod
@@ -441,25 +450,25 @@ class RoundStrategy(ABC):
         return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return the announcements to a client at the start of a phase, by name. They count as traffic.
+        """Return the announcements to a client at the start of a phase, by name. Announcements count as traffic.
 
         `before`: the accepted updates of earlier phases of the round, by phase.
         """
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Decode the frames of a phase. Return an update for each frame, None if a frame contains no update, or a FrameError."""
+        """Decode the frames of a phase. Return each frame's update, None if it contains no update, or a FrameError if it is invalid."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
-        """Raise FrameError if `client` must not send this frame. The server calls this method after `open`."""
+        """Raise FrameError if `client` must not send this frame; the client then counts as Byzantine. Called after `open`."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        """Receive the result of a phase. Return reasons for which clients with accepted updates are excluded from the round, by client."""
+        """Receive the result of a phase. Return clients to exclude from the round although their updates are valid, with the reasons."""
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return reasons for which clients are rejected after the last phase, by client. Their memories roll back."""
+        """Return the clients to reject after the last phase, with the reasons. The memories of these clients roll back."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
@@ -472,13 +481,13 @@ class RoundStrategy(ABC):
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """For each client, the fraction of its votes that contradicted a large majority. Empty if the strategy has no votes."""
+        """By client: the fraction of its votes that contradicted a large majority (see vote.py). Empty if the strategy has no votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
-        """Store the state that `aggregate` computed in this round.
+        """Store the state that `aggregate` computed in this round, or discard it if the round did not update the model.
 
-        If `broadcast` is None, the round did not update the model, and the computed state is discarded.
+        `broadcast`: the encoded update of the model, or None if the round did not update the model.
         """
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
@@ -496,7 +505,7 @@ class RoundStrategy(ABC):
     # Settings.
 
     def _check_settings(self) -> None:
-        """Raise ConfigError if the options of the run do not suit the algorithm."""
+        """Raise ConfigError if the algorithm does not work with the options of the run."""
         config, steps = self.config, optimizer(self.config.server_optimizer)
         if config.clip_update and not self.supports_clipping:
             raise ConfigError(
@@ -520,7 +529,8 @@ class RoundStrategy(ABC):
         budget = config.budget_bytes or config.budget_s
         if self.fixed_frame_size and (config.density_warmup or config.density_schedule or budget):
             raise ConfigError(
-                f"--strategy {self.name} needs frames of equal size; leave --density-warmup, --density-schedule and --budget out"
+                f"--strategy {self.name} needs frames of equal size, but --density-warmup, --density-schedule and --budget change "
+                "the size of frames; leave these options out"
             )
         if self.replaces_server_optimizer and not steps.is_identity:
             raise ConfigError(
@@ -534,7 +544,7 @@ class RoundStrategy(ABC):
             )
 
     def _counterpart(self) -> Counterpart | None:
-        """Return the server half of the clients' memory, if any. Raises ConfigError if the memory does not suit the run."""
+        """Return the server half of the clients' memory, if any. Raises ConfigError if the run cannot use the memory."""
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(
@@ -560,12 +570,12 @@ class RoundStrategy(ABC):
         return counterpart
 
     def _schedule(self) -> Schedule:
-        """Return the schedule of the clients' settings. Raises ConfigError if it does not suit the run."""
+        """Return the schedule of the clients' settings. Raises ConfigError if the run cannot use it."""
         config, layout = self.config, self.layout
         if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             option = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
-                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates; leave {option} out"
+                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates to send; leave {option} out"
             )
         schedule = Schedule(config, self.uplink, layout)
         if schedule.density is not None:

@@ -1,14 +1,14 @@
-"""Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
+"""Centered clipping: the server limits the distance of each update from the previous aggregate, and averages the limited updates.
 
 Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. A round has n updates x_i, at most
-f < n/2 of them Byzantine. Starting from the aggregate v of the previous round (0 in the first round), the server repeats
+f < n/2 of them Byzantine. The server starts from the aggregate v of the previous round (0 in the first round). It repeats the step
 
-    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  with the clipping radius τ (option `radius`),
+    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,
 
-as often as the option `iterations` says. A round that does not update the model leaves v unchanged. The paper's proof needs f ≤ n/10, a τ
-proportional to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ
-is the median of the distances ‖x_i − v‖. Byzantine clients cannot raise this median above the largest distance between v and an honest
-update.
+and the last v is the aggregate of the round. The number of steps is the option `iterations`, and the clipping radius τ is the option
+`radius`. A round that does not update the model leaves v unchanged. The paper's proof needs f ≤ n/10, a τ proportional to the distances
+between honest updates, and momentum on the clients, which reduces these distances. Unlike in the paper, the default τ is the median of the
+distances ‖x_i − v‖. Byzantine clients cannot raise this median above the largest distance between v and an honest update.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ CENTER = "center"  # name of the aggregate v in a checkpoint
 @dataclass(frozen=True)
 class CenteredClippingOptions(RobustOptions):
     radius: float = 0.0  # τ: clipping radius, an L2 norm; 0 = the median of the distances to v
-    iterations: int = 1  # number of steps from v to its next value, in each round
+    iterations: int = 1  # number of steps in a round
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,9 +2,9 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-The data are divided into n partitions. An election has n seats, each with one or more clients as voters. A code is an allocation matrix
-G ∈ {0,1}^(n×n): in every coordinate, seat i votes for the majority of the signs of the partitions j with G_ij = 1. A vote is correct if it
-equals the majority of the signs of all partitions.
+The data are divided into n partitions. Training gives each partition a sign in every coordinate (election.py). An election has n seats,
+each with one or more clients as voters. A code is an allocation matrix G ∈ {0,1}^(n×n): in every coordinate, the voters of seat i vote for
+the majority of the signs of the partitions j with G_ij = 1. A vote is correct if it equals the majority of the signs of all partitions.
 
 The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. With s = (n−1)/2 − b, the rows of G contain:
 
@@ -12,20 +12,21 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     row s + j, for j < s      all partitions except j and (j+1) mod s; if s = 1, all except 0 and n−1
     the last 2b+1 rows        all partitions
 
-If all voters are honest, the last 2b+1 seats vote correctly, and of the seats j and s + j at most one votes wrongly. The correct votes
-therefore outnumber the wrong votes by at least 2b+1. A Byzantine seat reduces this lead by two, and an absent seat reduces it by one. With
-f Byzantine and `a` absent seats, the result is correct if 2f + a ≤ 2b. Every row has an odd number of partitions, so honest votes have no
-ties. The redundancy (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
+If all voters are honest, the last 2b+1 seats vote correctly, and at least one of the seats j and s + j votes correctly for each j. The
+correct votes therefore outnumber the wrong votes by at least 2b+1. A Byzantine seat reduces this lead by two, because it turns a correct
+vote into a wrong one. An absent seat reduces the lead by one. With f Byzantine and `a` absent seats, the result is correct if 2f + a ≤ 2b.
+Every row has an odd number of partitions, so honest votes have no ties. The redundancy (mean number of partitions per seat) is
+(n+2b+1)/2 − s/n.
 
-The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
-draws, the code instead sets one random entry to 1 in each empty row and column. The new draws raise the mean redundancy, for example from 2
-to about 2.4 for n = 15. The code has a lower redundancy than `deterministic`, but no guarantee. Its result is correct more often than that
-of `uncoded` if Byzantine voters are in random seats. If they are in the seats with the most partitions, it may be correct less often
-(benchmarks/codes.py).
+The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again if it has an empty row or column. If all of REDRAWS
+draws have one, the code sets one random entry to 1 in each empty row and column of the last G. Matrices without empty rows and columns have
+a larger mean redundancy than the option `redundancy` says: for example, 2.4 instead of 2 for n = 15. The code has a lower redundancy than
+`deterministic`, but no guarantee. If Byzantine voters are in random seats, its result is correct more often than the result of `uncoded`.
+If Byzantine voters are in the seats with the most partitions, it may be correct less often (benchmarks/codes.py).
 
 The code `uncoded` is an ordinary majority vote: G = I, so each seat has one partition.
 
-The *ballot* of a partition or client consists of the signs of an update, packed as in kernels/votes.py.
+A *ballot* consists of the signs of a partition, or of the signs of a client's update. It has one bit per coordinate (kernels/votes.py).
 """
 
 import json
@@ -45,9 +46,9 @@ from ..kernels import votes
 from .base import DataPartition
 
 CODES = ("bernoulli", "deterministic", "uncoded")
-REDRAWS = 200  # number of draws of the code `bernoulli` that may have an empty row or column
+REDRAWS = 200  # maximum number of matrices that the code `bernoulli` draws
 ROW = "row"  # name of the announcement with a voter's CodeRow
-BALLOTS, TALLY = "ballots", "tally"  # phases
+BALLOTS, TALLY = "ballots", "tally"  # names of phases of an election
 
 
 def allocation_matrix(
@@ -56,8 +57,9 @@ def allocation_matrix(
     """Return the allocation matrix G of an election with n seats, uint8 [n, n]: G[i, j] = 1 if seat i has partition j.
 
     `code`: "deterministic", "bernoulli" or "uncoded". `byzantine`: number of Byzantine seats that "deterministic" tolerates. `redundancy`
-    and `seed` are only for "bernoulli". `redundancy`: mean number of partitions per seat before empty rows and columns are filled, at most
-    n, by default √(n·ln n). Raises SpecError for an unknown code, and ConfigError for a number that is out of range.
+    and `seed` are only for "bernoulli": each entry is 1 with probability redundancy/n, where redundancy is at most n, by default √(n·ln n).
+    The mean number of partitions per seat is larger, because no row or column is empty. Raises SpecError for an unknown code, and
+    ConfigError for a number that is out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
@@ -97,14 +99,17 @@ class Seats:
     margin: int  # smallest lead of the correct votes over the wrong votes if all voters are present and honest
 
     def seat_of(self, client: int) -> int:
-        """Return the seat of a voter. Raises KeyError."""
+        """Return the seat of a voter. Raises KeyError if the client is not a voter."""
         for seat, voters in enumerate(self.voters):
             if client in voters:
                 return seat
         raise KeyError(client)
 
     def tolerates(self, byzantine: int, absent: int) -> bool:
-        """Return whether the result is certainly correct with these numbers of Byzantine and absent voters, in any seats."""
+        """Return whether the result is certainly correct with these numbers of Byzantine and absent voters, whichever seats they have.
+
+        With a code other than `deterministic`, the result may be wrong even if this method returns True.
+        """
         return 2 * byzantine + absent < self.margin
 
 
@@ -116,15 +121,13 @@ def assign_seats(
     round: int,
     owners: Sequence[int] | None = None,
 ) -> Seats:
-    """Assign the m ≥ n clients of a cohort to the n seats of an election, and the data (or ballots) of `owners` to its n partitions.
+    """Assign the m ≥ n `clients` of a cohort to the n seats of an election, and the data (or ballots) of `owners` to its n partitions.
 
-    `owners`: client ids, by default the cohort. Each seat gets g = ⌊m/n⌋ voters. Of the remaining clients, one joins each of the 2b+1 seats
-    with all partitions, where b = `byzantine`. Further clients form pairs: one client of pair j joins seat j, and the other joins seat
-    s + j. A client without a partner joins a seat with all partitions. Then
+    `owners`: client ids, by default the cohort. First, each seat gets g = ⌊m/n⌋ voters. The m − gn extra clients are then assigned in this
+    order: one to each of the 2b+1 seats with all partitions, where b = `byzantine`; then one pair of clients to the seats j and s + j for
+    each j = 0, 1, …; and a last client without a partner to a seat with all partitions. Then
 
-        margin = g·(2b+1) + the number of remaining clients in seats with all partitions.
-
-    `Seats.tolerates` holds only for the code `deterministic`; with other codes, the result may be wrong.
+        margin = g·(2b+1) + the number of extra clients in seats with all partitions.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sets of client ids. Raises ConfigError for fewer than n
     clients or owners.
@@ -152,15 +155,15 @@ def assign_seats(
 
 
 def tolerates(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether an election of `clients` voters with n seats and a code for b Byzantine seats tolerates f Byzantine voters.
+    """Return whether an election with `clients` voters, n seats and the code for b Byzantine seats tolerates f Byzantine voters.
 
-    With fewer than n voters, an empty seat counts as an absent voter.
+    With fewer than n voters, each empty seat counts as an absent voter. See `Seats.tolerates`.
     """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).tolerates(f, max(0, n - clients))
 
 
 def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
-    """Return the seats of the `n_extra` clients that remain after all n seats have got equally many clients."""
+    """Return the seats of the `n_extra` extra clients (see `assign_seats`)."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
     if n_extra <= len(full):
         return full[:n_extra]
@@ -219,7 +222,7 @@ class CodeRow:
     def unpack(cls, data: bytes) -> "CodeRow":
         """Parse the JSON that `pack` returns.
 
-        Raises ProtocolError for malformed JSON, an empty row or partition, and a repeated partition or client.
+        Raises ProtocolError for malformed JSON, a row without partitions, a partition without clients, and a repeated partition or client.
         """
         try:
             client, seat, listed = json.loads(data)
@@ -243,7 +246,7 @@ class CodeRow:
 
 
 def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the row in the announcements to a voter. Raises ProtocolError for a missing or damaged row."""
+    """Return the voter's row from the announcements `announced`. Raises ProtocolError for a missing or damaged row."""
     return CodeRow.unpack(announced.get(ROW, b""))
 
 
@@ -265,8 +268,8 @@ def vote_on_ballots(
 ) -> Tensor:
     """Return a voter's vote, +1 or −1 per coordinate, float32 [numel]. `sent`: the ballots that the voter received, by client.
 
-    The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
-    signs, so that honest voters agree.
+    The ballot of a partition is the majority of its clients' ballots. If the voter received none of these, the ballot consists of random
+    signs. All voters draw the same random signs, so that honest voters agree.
     """
     ballots: list[votes.PackedSigns] = []
     for part in row.partitions:
@@ -283,10 +286,10 @@ def vote_on_ballots(
 def vote_of(
     row: CodeRow, ballots: Sequence[votes.PackedSigns], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return a vote, +1 or −1 per coordinate, float32 [numel]: the majority of the partitions' ballots.
+    """Return a vote, +1 or −1 per coordinate, float32 [numel]: the majority of the partitions' ballots, which are in the order of the row.
 
-    Ties are broken at random, with a seed for each seat: honest voters of one seat agree, and the random signs of different seats cancel on
-    average.
+    Ties are broken at random, with a seed that depends on the seat. Honest voters of one seat therefore agree, and the random signs of
+    different seats cancel on average.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.sign_values(packed, numel, 1.0))

@@ -5,33 +5,35 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
 The data are divided into n partitions, and an election has n seats, each with one or more clients as voters. Row i of the allocation matrix
 G (codes.py) determines the partitions of seat i.
 
-    Local election:    seat i votes for the majority of the signs of its partitions, which are the partitions j with G_ij = 1.
+    Local election:    each voter of seat i votes for the majority of the signs of its partitions, the partitions j with G_ij = 1.
     Global election:   the update is the learning rate times the majority of all votes, as in the strategy `vote`.
+
+Both majorities are computed in each coordinate.
 
 The option `form` selects where the signs of a partition come from:
 
 `data`      A voter trains on each partition of its seat. The signs of a partition are those of the resulting update. Batches, dropout and
             random signs depend only on the seed, the round and the partition, so honest voters of a seat send identical votes. With the
             deterministic code, up to f Byzantine clients cannot change the model. But every voter needs the data of all clients.
-            BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
-            different signs; in such a coordinate, the vote of an honest client can be wrong.
+            BatchNorm statistics are reset for each partition and then discarded. CPUs and GPUs of different types may round a value near
+            zero to different signs. In such a coordinate, the vote of an honest client can be wrong.
 `ballots`   A client trains on its own data and sends the signs of its update, its ballot. The signs of a partition are the majority of its
-            clients' ballots. The server forwards the ballots to the voters, which send their votes in a second phase. Only the counting
-            (*tally*) is protected: the ballot of a Byzantine client counts like any other ballot. With the option `sealed`, the server
-            cannot read the ballots (sealed_election.py).
+            clients' ballots. The server forwards the ballots to the voters, which count them and send their votes in a second phase, the
+            *tally*. Only the counting is protected: the ballot of a Byzantine client counts like any other ballot. With the option
+            `sealed`, ballots are encrypted, so that the server cannot read them (sealed_election.py).
 
-A client is proven Byzantine if it sends an invalid frame, a ballot that cannot be decrypted, or a false complaint about a ballot. The
-server excludes this client from the round. Let m be the number of excluded clients, `a` the number of absent voters, and f (an option) the
-largest number of Byzantine clients in a round, including the m clients. `Seats.margin` is the lead of the correct votes over the wrong
-votes if all voters are present and honest. A Byzantine vote reduces this lead by 2, and an absent or excluded voter reduces it by 1.
-Therefore, a round updates the model only if
+A client is proven Byzantine if it sends an invalid frame. With `sealed`, it is also proven Byzantine if it sends a ballot that cannot be
+decrypted, or a false complaint about a ballot. The server excludes proven Byzantine clients from the round. Let m be the number of these
+clients, `a` the number of absent voters, and f (an option) the largest number of Byzantine clients in a round, including the m clients.
+`Seats.margin` is the lead of the correct votes over the wrong votes if all voters are present and honest. A Byzantine vote reduces this
+lead by 2, and an absent or excluded voter reduces it by 1. Therefore, a round updates the model only if
 
     2·max(0, f − m) + m + a < margin.
 
 Otherwise, the server rejects all votes of the round, and the next round draws a new cohort. If m > f, the option `f` is too small, and the
-run warns once: the result is correct only if no other client is Byzantine.
+run warns once that the result is correct only if no client except these m is Byzantine.
 
-The options `--keep-momentum` and `--weights examples` are an error with this strategy.
+The options `--keep-momentum` and `--weights examples` are errors with this strategy.
 """
 
 import json
@@ -94,8 +96,9 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`; more seats mean more work for each voter
 KNOWN_CLIENTS = "election"  # name of the checkpoint entry with the ids of all known clients
-NO_SEATS = Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for cards and encrypted ballots
+NO_SEATS = Seats((), (), 0)  # in a round that has too few clients for an election
+# Placeholder for the update in a frame that contains cards or an encrypted ballot
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b: number of Byzantine seats that the code tolerates
     f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
-    # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the number of seats
+    # For code=bernoulli: mean number of data partitions per seat if seats without partitions were allowed; None = √(n·ln n), for n seats
     redundancy: float | None = None
     # n: number of seats and of data partitions; 0 = number of clients in a round (minus 1 if it is even and code=deterministic), at most 15
     seats: int = 0
-    # data: voters train on the data of several clients; ballots: voters count the ballots (signs) that other clients send
+    # data: voters train on the data of several clients; ballots: voters count the ballots (signs of updates) that clients send
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: factor of the momentum on the server
@@ -133,7 +136,7 @@ class DataElectionClient(ClientAlgorithm):
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot of a partition's update, and a NonFiniteError if the update contains NaN or infinity."""
+        """Return the ballot of a partition's update, and a NonFiniteError if the update contains NaN or infinity, else None."""
         (error,) = nonfinite_errors(
             update[None], None, f"the update of partition {partition.number}"
         )
@@ -205,7 +208,7 @@ class Election(Vote):
             self.sealed = SealedRound(DerivedKeys(self.config.seed))
             self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
-        # The allocation matrix G; empty until the number of clients in a round is known.
+        # The allocation matrix G [n, n]; empty until the number of clients in a round is known.
         self.code = np.empty((0, 0), np.uint8)
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that have ever connected
@@ -222,8 +225,8 @@ class Election(Vote):
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} cannot keep the momentum of clients: with form=data, they train on different data in every "
-                "round; leave --keep-momentum out"
+                f"--strategy {self.name} cannot keep the momentum of clients, because they may train on different data in every round "
+                "(form=data); leave --keep-momentum out"
             )
 
     @classmethod
@@ -247,7 +250,7 @@ class Election(Vote):
         self.allocation, self.notice = self.code, self._guarantee(clients)
 
     def _check_seats(self, n: int, clients: int) -> None:
-        """Raise ConfigError if an election of this many clients with n seats does not suit the options."""
+        """Raise ConfigError if an election with n seats and this many clients is impossible with the options."""
         o, f = self.options, self.f
         if n > clients:
             raise ConfigError(
@@ -280,7 +283,10 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Describe how the run is protected against Byzantine clients. `clients`: number of clients in a round, or 0 if unknown."""
+        """Return a text for the user about the run's protection against Byzantine clients.
+
+        `clients`: number of clients in a round, or 0 if unknown.
+        """
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -336,12 +342,13 @@ class Election(Vote):
         # If the cohort has fewer than n clients, negative ids fill the empty seats. They count as absent voters.
         empty = range(-max(0, n - len(cohort)), 0)
         owners = [*cohort, *empty]
-        if self.options.form == "data":  # also use the data of clients outside the cohort
+        # The data of known clients outside the cohort fill empty partitions.
+        if self.options.form == "data":
             owners = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not tolerates(len(cohort), n, b, self.f) or len(owners) < n:
             self.seats = NO_SEATS
             self.warn(
-                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with byzantine={b}, f={self.f}",
+                f"round {round} is skipped: {len(cohort)} clients are available, too few for {n} seats with byzantine={b}, f={self.f}",
                 kind="seats",
             )
             return []
@@ -371,7 +378,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The rule that ends a phase: that of the run, but with a quorum that Byzantine clients cannot fill by answering first."""
+        """The rule that ends a phase. Its quorum is so large that Byzantine clients cannot fill it by answering first."""
         if self.seats is NO_SEATS:
             return None
         voters, selected = sum(map(len, self.seats.voters)), self._selected
@@ -442,7 +449,7 @@ class Election(Vote):
 
     @property
     def _too_few_ballots(self) -> str:
-        """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or before the phase `ballots` has ended."""
+        """The reason why a sealed election has too few ballots for a vote; "" if it has enough, or if the phase `ballots` has not ended."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
         row = next(iter(self.sealed.rows.values()))  # every row contains all senders of ballots
@@ -489,8 +496,8 @@ class Election(Vote):
         return self._excluded | {a.client: reason for a in remaining}
 
     def _has_suspicion(self, client: int) -> bool:
-        # An honest vote on few partitions often contradicts a large majority. If some seats have most of the partitions, compute the
-        # suspicion only for the voters of these seats.
+        # An honest vote on few partitions often contradicts a large majority. Therefore, if some seats have more than half of the
+        # partitions, only votes of these seats count for the suspicion.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.seat_of(client)])
 

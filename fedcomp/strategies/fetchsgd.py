@@ -2,26 +2,26 @@
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1. The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. Client i sends the
-count sketch S(x_i) of its update x_i, which has the weight w_i. The server then updates the model W:
+count sketch S(x_i) of its update x_i. The server then updates the model W, with the weights w_i of the strategy `average`:
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
-    Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
+    Δ   = the k largest of the estimates from S_e at their coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
 
-Here λ is the learning rate of the round divided by that of the run, η is --server-lr, and C is the downlink codec, which has no
+Here λ is the learning rate of the round divided by --lr, η is --server-lr, and C is the downlink codec, which has no
 error-feedback memory. Finally, the server removes the sent values C(Δ) from both sketches. The option `error` selects how:
 
     error=subtract:   S_e ← S_e − S(C(Δ));  S_u ← S_u − S(the estimates from S_u at the coordinates of C(Δ)).
     error=zero:       All cells of S_e and S_u that contain a nonzero coordinate of C(Δ) are set to 0.
 
-Updates are proportional to λ. The division by λ makes S_u and S_e independent of the learning rates of the rounds. As in the authors' code,
-Δ is multiplied by λ and η; the paper multiplies S_u by η, which is equivalent. The paper subtracts gradients, while fedcomp adds updates.
-Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018.
+A client's update is about proportional to λ. The division by λ makes S_u and S_e independent of the learning rates of the rounds. As in the
+authors' code, Δ is multiplied by λ and η; the paper multiplies S_u by η, which is equivalent. The paper subtracts gradients, while fedcomp
+adds updates. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018.
 
 The default, error=zero, is that of the authors' code. It also deletes the values of other coordinates in these cells, which keeps S_e
-bounded. On MNIST, with 7,850 coordinates and large sketches (5 × 3000 cells), both options reach an accuracy of 91.4 % after 200 rounds.
-With small sketches (3 × 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
+bounded. On MNIST, with a model of 7,850 parameters and large sketches (5 rows of 3000 cells), both values of `error` reach an accuracy of
+91.4 % after 200 rounds. With small sketches (3 rows of 1308 cells), error=zero reaches 89.6 %, but error=subtract only 10 %.
 
 All sketches of a run use the same hash functions. A sketch covers the whole model, so an uplink codec with the scope `@layer` is an error.
 The strategy's option `density` determines k. The uplink codec must have the same density or its default density.

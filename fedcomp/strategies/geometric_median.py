@@ -5,9 +5,10 @@ Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. The se
 
     z ← Σ β_i x_i / Σ β_i   with β_i = 1 / max(ν, ‖x_i − z‖)
 
-until ‖Σ β_i (x_i − z)‖, the norm of the gradient of the sum of distances, is at most n times the option `tolerance`. Since z is a weighted
-mean of the updates, an iteration needs only their inner products and takes n² operations. The paper instead stops when an iteration reduces
-the sum of distances by only a small fraction. That rule would stop too early if distant Byzantine updates make the sum large.
+until ‖Σ β_i (x_i − z)‖, the norm of the gradient of the sum of distances, is at most n times the option `tolerance`. Since z is always a
+weighted sum of the updates, the server computes the inner products of the updates once. A step then takes n² operations. In the paper, the
+server stops when a step reduces the sum of distances by only a small fraction. This would be too early if distant Byzantine updates make
+the sum large.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
-    iterations: int = 1000  # maximum number of iterations
-    # Iterations end when the gradient of the mean distance has at most this norm (0..1)
+    iterations: int = 1000  # maximum number of steps in a round
+    # From 0 to 1: the server stops when the gradient of the mean distance has at most this norm
     tolerance: float = 1e-6
     smoothing: float = 1e-6  # ν: smallest distance to divide by; smaller distances count as ν
 

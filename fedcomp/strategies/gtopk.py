@@ -1,14 +1,16 @@
 """Global top-k: clients send updates with k coordinates each, and the server keeps the k largest coordinates of their mean.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019. The server computes the mean of the decoded updates C(a_i) with the weights w_i of the strategy `average`:
+networks. ICDCS 2019. Client i sends C(a_i): its update plus the residual of its memory, compressed by the uplink codec C. With the weights
+w_i of the strategy `average`, the server computes
 
     mean = Σ w_i C(a_i) / Σ w_i.
 
 The update of the model equals this mean at its k largest coordinates, and is 0 elsewhere. The server returns to client i the values of
-C(a_i) at all other coordinates. The frame with these values counts as traffic. The density of the uplink codec determines k. If an update
-of the round has more coordinates, because of a density schedule, k is the largest number of coordinates of an update. In the paper, workers
-combine their updates in pairs, in a tree, and each pair selects k coordinates; here, the server selects once, from the mean of all.
+C(a_i) at all other coordinates, and the client's memory keeps them for later rounds. The frame with these values counts as traffic. The
+density of the uplink codec determines k. With a density schedule, clients may send more than k coordinates. In this case, k is the largest
+number of coordinates that a client sends in the round. In the paper, workers combine their updates in pairs, in a tree, and each pair
+selects k coordinates. Here, the server selects k coordinates once, from the mean of all updates.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """
@@ -43,7 +45,7 @@ class GTopK(Average):
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
                 f"--strategy gtopk returns unused values to clients, and --uplink {self.uplink} would round them a second time; "
-                "use values=fp16"
+                "give values=fp16 instead of values=2bit"
             )
         if self.counterpart is not None or self.config.memory == NoMemory.name:
             raise ConfigError(

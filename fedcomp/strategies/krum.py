@@ -1,13 +1,14 @@
-"""Krum selects the update whose nearest neighbours are closest. Multi-Krum averages several such updates.
+"""Krum selects the update that is closest to its nearest neighbours. Multi-Krum averages several such updates.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
 n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:
 
     s(i) = Σ_j ‖x_i − x_j‖² over the n − f − 2 other updates x_j that are nearest to x_i.
     Krum:         y = the update x_i with the smallest score s(i).
-    Multi-Krum:   y = the mean of the updates with the smallest scores. Their number, the option `keep`, is at most n − f (the default).
+    Multi-Krum:   y = the mean of the updates with the smallest scores. The option `keep` is the number of these updates, by default n − f.
 
-Both rules need n > 2f + 2. If two updates have equal scores, the update of the client with the smaller id comes first.
+Both rules need n > 2f + 2, and Multi-Krum also needs n ≥ `keep` + f. If two updates have equal scores, the update of the client with the
+smaller id comes first.
 """
 
 import math
@@ -41,7 +42,8 @@ class Krum(ByDistance):
 
 @dataclass(frozen=True)
 class MultiKrumOptions(RobustOptions):
-    keep: int = 0  # number of updates to average; 0 = all except f
+    # Number of updates to average; 0 = n − f, where n is the number of accepted updates
+    keep: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

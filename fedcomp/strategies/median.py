@@ -1,6 +1,7 @@
 """Coordinate-wise median and trimmed mean of the clients' updates.
 
-Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, options I and II.
+Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, algorithm 1,
+options I and II.
 
     Median:         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two.
     Trimmed mean:   y_i = the mean of the clients' values without the f largest and the f smallest.
@@ -8,11 +9,11 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards
 At most f of the n clients are Byzantine. Both rules need n > 2f. Then y_i lies within the range of the honest clients' values. The paper
 trims a fraction β ≥ f/n of the values on each side.
 
-If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most of the sent values are therefore lost, because
-the clients' memories count them as accepted. For this reason, the default uplink codec is dense. Sparse codecs work with the option `mix`,
-which averages each update with its nearest neighbours before the median.
+With a sparse uplink codec, few clients send the same coordinate. If fewer than half of the clients send a coordinate, its median is 0. The
+sent values are then lost, because the clients' memories count them as accepted. For this reason, the default uplink codec is dense. Sparse
+codecs work with the option `mix`, which averages each update with its nearest neighbours before the median.
 
-The table shows the accuracy in % on the task `digits` for four uplink codecs, with 10 clients, 50 rounds, --partition dirichlet:0.3,
+The table shows the test accuracy in % on the task `digits` for four uplink codecs, with 10 clients, 50 rounds, --partition dirichlet:0.3,
 --downlink fp16, f=2 and one seed. In the row "mixed", the option `mix` is true.
 
     Uplink           stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
@@ -43,7 +44,7 @@ class Median(ByCoordinate):
 
 
 class TrimmedMean(Median):
-    """The mean of each coordinate of the updates, without its f largest and f smallest values."""
+    """The mean of each coordinate of the updates, without the f largest and the f smallest values of the coordinate."""
 
     name: ClassVar[str] = "trimmed-mean"
 

@@ -72,7 +72,7 @@ class Optimizer(ABC):
         """Return the step for an averaged update [numel], which the method may modify. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Store the state that the last `step` computed, after the model has been updated."""
+        """Store the state that the last `step` computed. Call this method when the model has been updated with this step."""
         if self._next:
             self.state, self._next = self._next, {}
 
@@ -87,7 +87,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """SGD: the step is the averaged update, with or without momentum."""
+    """SGD: the step is the averaged update, plus momentum if the option `momentum` is not 0."""
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions

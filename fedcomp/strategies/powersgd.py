@@ -2,8 +2,9 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    Phase left:    The server announces a factor Q. Client i sends Pᵢ = Mᵢ Q, where Mᵢ is a matrix of its update. The server computes P̂,
-                   an orthonormal basis of the weighted mean of the Pᵢ.
+    Phase left:    The server announces a factor Q, which is random in round 1. Client i sends Pᵢ = Mᵢ Q, where Mᵢ is a matrix of its
+                   update plus the residual of its memory. The server computes the weighted mean of the Pᵢ, and P̂, an orthonormal basis of
+                   the columns of this mean.
     Phase right:   The server announces the basis P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The
                    update is P̂ Qᵀ, and the next round starts from Q.
 
@@ -11,9 +12,9 @@ Both phases are linear in Mᵢ, so the update is one step of power iteration on 
 in its error-feedback memory `lowrank`. In the phase `right`, clients also send vectors and small matrices uncompressed. A matrix is small
 if its factors would have at least as many values as the matrix.
 
-The default downlink codec, `identity`, sends the update uncompressed. In the paper, workers have no server. Here, the server announces Q
-and P̂ to every client, and their bytes count as traffic. If a client does not answer in the phase `right`, its memory rolls back, although
-its Pᵢ has contributed to P̂.
+The default downlink codec, `identity`, sends the update uncompressed. In the paper, there is no server. Here, the server announces Q and P̂
+to every client, which counts as traffic. If a client does not answer in the phase `right`, its memory rolls back, although its Pᵢ has
+contributed to P̂.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,26 +1,29 @@
 """Base classes of robust aggregation rules, which replace the mean of updates and tolerate f Byzantine clients in a round.
 
-The input vectors of a rule are the updates that were accepted in a round, of any codec. With the memories `ef21` and `laq`, they also
-include the server's estimates of the updates of absent clients. All vectors have the same weight, and a client that sends no update counts
-as a zero vector. If the result ignores an update, the update still counts as accepted, so the client does not send it again.
+The input vectors of a rule are the updates that were accepted in a round, decoded from any codec. With the memories `ef21` and `laq`, the
+input vectors also include the server's estimates of the updates of absent clients. All vectors have the same weight, and a client that
+sends no update counts as a zero vector. If a rule ignores an update, the update still counts as accepted, so the client does not send it
+again.
 
 If rounds have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update) cannot be read
-is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
-not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+is rejected and counts as one of the f Byzantine clients, so the rule then tolerates only f − 1 among the accepted updates. A round with too
+few accepted updates does not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
 RAM. Besides the updates of m clients, a rule stores two arrays: a block of the updates' values, float32 [m, BLOCK], and a part of this
 block, float64 [m, CHUNK]. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`, `terngrad`, `natural`,
 `adaptive` and `fp16` are dense, and a sketch with density 1 becomes dense when a rule first reads it.
 
-Rounding. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not
-depend on BLOCK. The error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+Rounding. Distances are computed from inner products. These are summed in float64, CHUNK coordinates at a time, so they do not depend on
+BLOCK. The error of a squared distance is about 10⁻¹⁶ times the sum of the squared lengths of the two vectors.
 
-The options `mix` and `buckets` replace the input vectors by averages of several vectors, which differ less from each other.
+The options `mix` and `buckets` replace the input vectors by averages of several vectors. Averages differ less from each other.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ are replaced by
 
     yᵢ = the mean of the m − f vectors that are nearest to xᵢ (one of them is xᵢ), with m > 2f.
+
+If two vectors are equally near to xᵢ, the vector of the client with the smaller id counts as nearer.
 
 Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1. Each round
 divides the m input vectors randomly into k = ⌈m / s⌉ buckets of at most s vectors, where s is the option `buckets`. The input vectors are
@@ -28,9 +31,8 @@ replaced by
 
     y_j = the mean of the vectors in bucket j, for j = 1..k.
 
-Byzantine vectors are in at most f buckets. If two vectors are equally near to xᵢ, the vector of the client with the smaller id counts as
-nearer. With `mix` and `buckets`, the averages of the buckets are mixed. Mixing and bucketing are linear: y = A x with a matrix A [k, m],
-which is called `mixture` in this file.
+At most f of the y_j contain a Byzantine vector. With both `mix` and `buckets`, the y_j are mixed. Mixing and bucketing are linear: Y = A X,
+where the rows of X [m, numel] and Y [k, numel] are the old and the new vectors. This file calls the matrix A [k, m] `mixture`.
 """
 
 import math
@@ -115,7 +117,7 @@ class Robust(RoundStrategy):
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
         """Return the matrix of bucketing and mixing, float64 [k, vectors], or None if neither is used.
 
-        `products`: the inner products of the vectors, which only mixing needs.
+        `products`: the inner products of the vectors, [vectors, vectors], or None without mixing.
         """
         mixed = None
         if self.options.buckets > 1:
@@ -168,7 +170,7 @@ class ByDistance(Robust):
         """Return the weights of k vectors, float64 [k], given their inner products [k, k]. The vectors of `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors that are added to the clients' vectors after bucketing and mixing."""
+        """Return further vectors for `vector_weights`, which are not bucketed or mixed."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -226,7 +228,7 @@ class UpdateMatrix:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield pairs of a slice of coordinates and the values of all rows there, float32 [m, width], which the next pair overwrites."""
+        """Yield pairs of a slice of coordinates, and all rows' values there, float32 [m, width]. The next pair overwrites the values."""
         buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that correct the drift of local steps.
+"""SCAFFOLD: control variates, which correct the drift of local SGD on clients whose data differ.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
 option II. Client i takes K local steps y_i ← y_i − η(g − c_i + c), starting from the model x. Here g is the gradient, η the learning rate,
@@ -6,11 +6,11 @@ and c_i and c are the control variates of client i and of the server. Then
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
-The sums are over the clients S of the round, η_g is --server-lr, and N is the number of all clients. The server broadcasts x and v = u·c in
-one vector, and a client sends the changes of x and of v_i = u·c_i. The scale u, the run's learning rate times its number of local steps,
-gives both halves of the vector values of similar size. Therefore, they can share a codec and a memory. The codec may send only a part of
-the change of v_i; the rest stays in the residual of client i for later rounds. The traffic equals that of `average` with a model twice as
-large.
+The sums are over the set S of the clients in the round, η_g is --server-lr, and N is the number of all clients. The server broadcasts x and
+v = u·c in one vector, and client i sends the changes of x and of v_i = u·c_i in one vector. The scale u is the run's learning rate times
+its number of local steps. It gives both halves of the vector values of similar size, so that one codec and one memory suit both. If the
+codec sends only a part of the change of v_i, the rest stays in the residual of client i for later rounds. The traffic equals that of
+`average` with a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from .average import Average
 from .base import Aggregation, ClientAlgorithm, RoundUpdates
 from .optimizers import optimizer
 
-OWN = "scaffold/control"  # name of the scaled control variate v_i in a client's state
+OWN = "scaffold/control"  # name of the scaled control variate v_i in the client state
 
 
 def control_scale(sgd: LocalSGD) -> float:

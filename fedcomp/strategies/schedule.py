@@ -1,12 +1,15 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
+The density is the fraction of the coordinates that a client sends.
+
 Density warm-up. Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018. The density falls geometrically from 25 % to its final
-value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.29, 1.58, 0.40 and 0.1 %, nearly as in the paper.
+value. With a warm-up of four rounds to 0.1 %, the densities of rounds 1 to 5 are 25, 6.29, 1.58, 0.40 and 0.1 %, nearly as in the paper.
 
-Learning rate warm-up. Goyal et al.: Accurate, large minibatch SGD. 2017. The learning rate grows linearly, and then follows its schedule
-(schedules.py).
+Learning rate warm-up. Goyal et al.: Accurate, large minibatch SGD. 2017. The learning rate grows linearly in the first --lr-warmup rounds,
+and then follows its schedule (schedules.py).
 
-Budget. A client gets the largest density at which no frame (encoded update) is longer than the client's number of bytes.
+Budget. A budget in bytes is divided among the clients of a round. With a budget in seconds, the bytes of a client are its
+bandwidth times this time. A client gets the largest density at which no frame (encoded update) is longer than the client's bytes.
 """
 
 import math
@@ -30,7 +33,7 @@ DENSITY_SCHEDULE = "--density-schedule"
 
 
 class Schedule:
-    """The settings of each client in each round. Raises SpecError or ConfigError if they do not suit the codec or are invalid."""
+    """The settings of each client in each round. Raises SpecError or ConfigError for settings that are invalid or do not suit the codec."""
 
     def __init__(self, config: "StrategyConfig", codec: Codec, layout: Layout):
         self.config, self.codec, self.layout = config, codec, layout
@@ -81,7 +84,7 @@ class Schedule:
         return {client: replace(own, density=densities[budgets[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
-        """Return the learning rate of a round, divided by the learning rate of the run."""
+        """Return the learning rate of a round, divided by --lr."""
         warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
         grown = min(1.0, round / warmup) if warmup else 1.0
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
@@ -91,7 +94,7 @@ class Schedule:
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def _density(self, round: int) -> float:
-        """Return the density of the uplink codec in a round; 0 means the codec's own density."""
+        """Return the density of the uplink codec in a round, or 0 if the density in the spec string of --uplink applies."""
         warmup = self.config.density_warmup
         scheduled = self.density.at(max(round, warmup + 1)) if self.density else 0.0
         if round > warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
@@ -101,9 +104,9 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's part of `budget_bytes`: the bytes of the smallest frame, and a part in proportion to its bandwidth.
+        """Return each client's part of `budget_bytes`: the size of the smallest frame, plus bytes in proportion to the client's bandwidth.
 
-        A client of unknown bandwidth is assumed to have the mean bandwidth.
+        A client of unknown bandwidth is assumed to have the mean of the known bandwidths. Raises ConfigError if the budget is too small.
         """
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
@@ -121,7 +124,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if the time is too short for the smallest frame."""
+        """Return how many bytes each client can send in `budget_s` seconds. Raises ConfigError if no frame is that small."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)

@@ -9,7 +9,7 @@ Terms of this file:
     Sender:    a client that made a ballot.
     Voter:     a client that decrypts the ballots of the senders, counts them and votes.
     Row:       the partitions on which a voter votes. The clients in these partitions are the senders.
-    Attempt:   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
+    Attempt:   a random name that the server draws at each start. A restarted server that repeats a round therefore gets new keys.
     Terms:     a hash of the model and the options with which clients train in the round.
     Slot:      the identity of one ballot: run, attempt, round, sender and terms. Every signature and every key is bound to a slot.
     Card:      a voter's one-time public key for one slot, signed by the voter.
@@ -17,10 +17,18 @@ Terms of this file:
     Complaint: the private key of a card. A voter reveals this key if it cannot decrypt the ballot of the card's slot.
     Proof:     a complaint with its card and its ballot. Anybody can check that the key does not decrypt the ballot.
 
-A round has the phases `cards`, `ballots` and `tally`, and also `recount` if the server excluded a sender because of a complaint. Server and
-clients check every signature. Every row must contain each client exactly once: if one ballot had a larger weight than the others, the votes
-would reveal it. For the same reason, a client answers each phase of a round only once, even if the server asks again with other ballots.
-An honest sender signs only one ballot for a slot, so a proof is valid with any ballot that its sender signed for the slot.
+Phases of a round:
+
+    cards      Clients train. Each voter sends one card for each sender.
+    ballots    The server forwards the cards to the senders. Each sender sends its ballot.
+    tally      The server forwards the ballots to the voters. Each voter sends its vote, and complaints about ballots.
+    recount    Only if a complaint is a valid proof: the server forwards the proofs, and each voter votes again, without the ballots of the
+               senders that are proven Byzantine.
+
+Server and clients check every signature. Every row must contain each client exactly once, because the votes would reveal a ballot with a
+larger weight than the others. A client answers each phase of a round only once, even if the server asks again with other ballots, because
+the difference between two votes could reveal a ballot. An honest sender signs only one ballot for a slot. A proof may therefore contain any
+ballot that the sender signed for the slot.
 """
 
 import re
@@ -65,7 +73,7 @@ MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # sent by a voter instead of a card if it does not know the sender's key
 MAX_ATTEMPTS = 1024  # maximum number of server starts in a run
 ATTEMPT_BYTES = 16
-COUNT = struct.Struct("<H")  # field at the start of a vote: the number of complaints
+COUNT = struct.Struct("<H")  # first field of the frame with a vote: the number of complaints
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # fields of a complaint: sender, private key of the card
 # Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
@@ -85,7 +93,7 @@ ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase
 
 
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
-    """Return the terms of a round, a hash (32 hexadecimal digits) of everything that determines how clients train.
+    """Return the terms of a round, a hash (32 hexadecimal digits) of the arguments, which determine how clients train.
 
     Clients check that they all have the same terms. Otherwise, a server could make the ballots of all clients but one predictable, for
     example with lr=0, and compute the remaining ballot from the votes.
@@ -128,7 +136,8 @@ class Proof:
     ) -> bool:
         """Return whether the private key of the card fails to decrypt the ballot.
 
-        `voter`, `sender`: their public keys. Raises ProtocolError if the card or the ballot has no valid signature of theirs.
+        `voter`, `sender`: public keys of the voter and of the sender. Raises ProtocolError if the voter has not signed the card, or if the
+        sender has not signed the ballot.
         """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
@@ -177,8 +186,8 @@ def client_number(name: str, prefix: str = "") -> int:
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row. Raises ProtocolError if a vote on this row could reveal ballots.
 
-    The sizes of partitions may differ by at most one client, because ballots in a smaller partition have a larger weight. The numbers of
-    partitions are fixed, because they determine the random signs that replace a missing ballot.
+    The sizes of partitions may differ by at most one client, because ballots in a smaller partition have a larger weight. The partitions
+    must have the numbers 0, 1, …, because these numbers determine the random signs that replace a missing ballot.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -351,7 +360,7 @@ class SealedElectionClient(ClientAlgorithm):
         return seal(_value(values, BITS, context), slot, voters, signer)
 
     def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
-        """Store the announced ballots that this voter can decrypt, and complaints about the other ballots."""
+        """Store the announced ballots that this voter can decrypt, and complaints about the ballots that it cannot decrypt."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
             if (name := str(sender)) not in context.announced:
@@ -411,7 +420,7 @@ def unpack_signed(record: bytes) -> RoundState:
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot with zero padding. Raises UnopenableBallot for a ballot of the wrong size."""
+    """Return a ballot whose unused bits are set to 0. Raises UnopenableBallot for a ballot of the wrong size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(
             f"the ballot has {len(packed)} bytes, which do not fit a model of {numel} parameters"
@@ -457,7 +466,7 @@ class SealedRound:
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
         self.proofs: dict[int, Proof] = {}  # proof against a sender, by sender
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
-        self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose keys it does not know
+        self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders for which it sent no card
         # Public keys by client. Each key is read once, so that it stays the same throughout the round.
         self._keys: dict[int, bytes] = {}
 
@@ -487,10 +496,11 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the reasons for which clients are excluded after the phase `cards`, by client.
+        """Return the clients to exclude after the phase `cards`, with the reasons.
 
-        `f` is the largest number of Byzantine clients. If more than `f` voters do not know a sender's announced key, at least one of these
-        voters is honest, so the sender is excluded. Otherwise, the voters that do not know the key are excluded.
+        `present`: the clients whose cards were accepted. `f`: the largest number of Byzantine clients. If more
+        than `f` voters do not know a sender's announced key, at least one of these voters is honest, so the sender is excluded. Otherwise,
+        the voters that do not know the key are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
@@ -519,7 +529,7 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def check_complaints(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Check the voters' complaints, and store the proofs. Return the reasons for which senders or voters are excluded, by client."""
+        """Check the voters' complaints, and store the proofs. Return the senders and voters to exclude, with the reasons."""
         excluded: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]

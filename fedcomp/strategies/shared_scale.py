@@ -3,15 +3,15 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    Phase scale:   Client i trains and sends the scale sᵢ, the largest absolute value in its clipped update. The server computes
-                   s = maxᵢ sᵢ.
+    Phase scale:   Client i trains, clips the values of its update as the codec `terngrad` does, and sends the largest absolute value sᵢ.
+                   The server computes the shared scale s = maxᵢ sᵢ.
     Phase train:   The server announces s. Client i sends its ternary update s·tᵢ; each value of tᵢ is −1, 0 or 1. The server computes
                    the mean update s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of the strategy `average`.
 
-Ternary values with the same scale add like integers, so the sum is exact in any order. But a round needs one more exchange of messages, and
-the variance is larger, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all clients
-become rare and large. With the scope @layer (the default), each tensor has its own scale, as in the paper. The default downlink codec,
-`identity`, sends the update uncompressed.
+Ternary values with the same scale add like integers, so the sum is exact in any order. But a round needs one more exchange of messages than
+with `average`, and the variance is larger, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero
+values of all clients become rare and large. With the scope @layer (the default), each tensor has its own scale, as in the paper. The
+default downlink codec, `identity`, sends the update uncompressed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,18 +2,21 @@
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-    Phase sketch:   Client i sends the sketch S(vᵢ) of its accumulated update vᵢ. From the mean sketch Σ wᵢ S(vᵢ) / Σ wᵢ, with the weights
-                    wᵢ of the strategy `average`, the server estimates every coordinate of the mean of the vᵢ.
+    Phase sketch:   Client i sends the count sketch S(vᵢ) of the vector vᵢ, the accumulated unsent part of its updates. The weights wᵢ are
+                    those of the strategy `average`. From the mean sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of the
+                    weighted mean of the vᵢ.
     Phase values:   The server announces the P·k coordinates with the largest estimates as candidates. Client i sends the values of vᵢ at
-                    the candidates. The update consists of the k largest values of their weighted mean, and is 0 elsewhere.
+                    the candidates, and the server computes their weighted mean. The update of the model consists of the k largest values
+                    of this mean, and is 0 elsewhere.
 
-The memory `sketched` of a client stores its momentum and the unsent part of vᵢ. After the round, the server sends the clients one frame
-with the positions of the candidates that it dropped. For P = 4, this frame takes about 3.3 bits per coordinate of the update. The broadcast
-cannot replace this frame: the downlink codec may drop further coordinates, and an absent client may later download the whole model.
+The memory `sketched` of a client stores vᵢ and the client's momentum. After the round, the server sends the clients one frame with the
+positions of the candidates that it dropped. For P = 4, this frame takes about 3.3 bits for each of the k coordinates. A client cannot infer
+these positions from the broadcast, because the downlink codec may drop further coordinates, and because the client may miss the broadcast
+and later download the whole model.
 
 The strategy's options `density` and `candidates` set k and P. The uplink codec must have the same density or its default density. With the
 scope `@layer`, each tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk`
-with the same k, sends the update without loss. Unlike in the paper, all positions count as traffic.
+with the same k, sends the update without loss. All positions count as traffic; the paper does not count them.
 """
 
 import math
@@ -47,7 +50,8 @@ from .fetchsgd import check_sketch_density
 @dataclass(frozen=True)
 class SketchedSGDOptions:
     density: float = 1 / 100  # k divided by the number of coordinates
-    candidates: int = 4  # P: candidates per coordinate of the update; larger = more bytes, fewer missed coordinates
+    # P: number of candidates divided by k; larger = more bytes, fewer missed coordinates
+    candidates: int = 4
 
     def __post_init__(self) -> None:
         TopK(self.density)  # raises SpecError for an invalid density
@@ -68,7 +72,7 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
-        # A codec that decodes as many coordinates of a sketch as there are candidates.
+        # The codec that decodes sketches. It estimates as many coordinates as there are candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))

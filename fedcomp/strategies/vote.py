@@ -10,13 +10,13 @@ signs of its update x_i, and the server updates the model θ:
     Weight decay:             θ ← (1 − ηλ) θ before the step, with λ = --weight-decay; clients train without it (ICLR 2019, algorithm 1).
 
 The step size η is --lr times --server-lr, since a majority of signs has no magnitude. A zero in x_i gets a random sign, which differs
-between clients, so that these signs cancel on average. The number of clients in a round should be odd: ties are broken at random, which
-costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is optional: with the codec `efsign` and the
-memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The default downlink codec,
-`efsign`, sends ±η without loss.
+between clients, so that these signs cancel on average. The number of clients in a round should be odd. With an even number, there are ties,
+which are broken at random. This costs 2 to 3 percentage points of accuracy, compared with no step at tied coordinates. Error feedback is
+optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of
+`efsign`. The default downlink codec, `efsign`, sends ±η without loss.
 
-The *suspicion* of a client is the fraction of its votes in all rounds that contradicted a large majority. A majority is large if the votes
-for and against differ by at least half of the voters, and by at least two.
+A client has one vote per coordinate in each round. Its *suspicion* is the fraction of its votes in all rounds that contradicted a large
+majority. A majority is large if the numbers of votes for and against differ by at least half of the number of voters, and by at least two.
 """
 
 import json
@@ -42,7 +42,8 @@ from .codes import signs_of
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
-LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
+# Codecs that keep the signs and the equal magnitudes of a vector of ±η
+LOSSLESS = (EFSign, Identity, Half, BFloat16)
 LARGE_MAJORITY = 0.5  # smallest difference of a large majority, as a fraction of the voters
 
 
@@ -116,7 +117,10 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, kernel.PackedSigns], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the packed signs of the majority, and count each client's votes against large majorities. `ballots`: by client."""
+        """Return the packed signs of the majority, and count each client's votes against large majorities.
+
+        `ballots`: by client, the packed signs of its update.
+        """
         numel, votes = self.layout.numel, [*ballots.values()]
         result = kernel.majority(votes, numel, seeds.key(self.config.seed, "tie", updates.round))
         large = max(2, round(LARGE_MAJORITY * len(votes)))
@@ -129,11 +133,11 @@ class Vote(RoundStrategy):
         return result
 
     def _has_suspicion(self, client: int) -> bool:
-        """Return whether the client's suspicion is computed."""
+        """Return whether the votes of this client in this round count for its suspicion."""
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
-        """Write the step, before --server-lr, to the tensor `into` [numel]. `result`: the packed signs of the majority."""
+        """Write the step, without the factor --server-lr, to the tensor `into` [numel]. `result`: the packed signs of the majority."""
         numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         largest = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(largest) + lr * self.config.server_lr <= LARGEST:
@@ -172,9 +176,9 @@ class Vote(RoundStrategy):
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """Return the majority [n] of the rows of `votes` [voters, n], which consist of +1 and −1, as a tensor or array like `votes`.
+    """Return the majority [n] in each column of `votes` [voters, n], as a tensor or array like `votes`. All values are +1 or −1.
 
-    The result of a tie is random and depends on `seed` and the coordinate. Raises ConfigError for other shapes or values.
+    A tie gets a random sign, which depends on `seed` and the column. Raises ConfigError if `votes` has another shape or other values.
     """
     array = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if array.ndim != 2 or len(array) == 0:
@@ -193,7 +197,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
 
 
 def even_cohort(clients: int) -> str:
-    """Return a warning about ties if the number of clients is even, or "" if it is odd or unknown (0)."""
+    """Return a warning about ties if the number of clients in a round is even, or "" if it is odd or unknown (0)."""
     if clients % 2 or not clients:
         return ""
     return (

@@ -145,7 +145,7 @@ def test_a_run_without_curves_has_no_horizon_in_its_config(tmp_path):
                 "memory": "none",
                 "downlink_memory": "none",
             },
-            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size, but --density-warmup, --density-schedule and --budget change",
         ),
     ],
 )

@@ -38,8 +38,8 @@ def test_later_phases_need_the_state_of_the_first_phase():
     ]:
         with pytest.raises(
             ProtocolError,
-            match="this client has no state from phase 'first' of round 4, so it cannot continue the round; "
-            "it can take part in the next round",
+            match="this client did not complete phase 'first' of round 4, or has lost the results of this phase, "
+            "so it cannot continue the round; it can take part in the next round",
         ):
             TWO.starts_round(in_phase(phase), state)
 

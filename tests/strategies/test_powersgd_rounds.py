@@ -262,7 +262,8 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     assert (rejection.client, rejection.stage) == (4, "phase")
     assert (
         rejection.reason
-        == "this client has no state from phase 'left' of round 2, so it cannot continue the round; it can take part in the next round"
+        == "this client did not complete phase 'left' of round 2, or has lost the results of this phase, "
+        "so it cannot continue the round; it can take part in the next round"
     )
     assert len(outcomes[2].accepted) == 6
 

@@ -420,7 +420,8 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     assert (rejection.client, rejection.stage) == (4, "phase")
     assert (
         rejection.reason
-        == "this client has no state from phase 'sketch' of round 2, so it cannot continue the round; it can take part in the next round"
+        == "this client did not complete phase 'sketch' of round 2, or has lost the results of this phase, "
+        "so it cannot continue the round; it can take part in the next round"
     )
     assert len(outcomes[2].accepted) == 6
     federation.check()
@@ -599,12 +600,12 @@ def test_updates_near_the_largest_float32_leave_a_finite_model(seeds):
         (
             {"density_warmup": 3},
             {},
-            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size, but --density-warmup, --density-schedule and --budget change",
         ),
         (
             {"budget_bytes": 10**6},
             {},
-            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size, but --density-warmup, --density-schedule and --budget change",
         ),
         (
             {},
