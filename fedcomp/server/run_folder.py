@@ -60,8 +60,8 @@ class RunFolder(OutFolder):
         if name:
             before, now = (values.get(name, "not given") for values in (stored, settings(config)))
             raise RunFolderError(
-                f"{flag(name)} differs from the run in {self.path} (there {before}, now {now}); give the value {before}, or start a new "
-                "run with another --out"
+                f"{flag(name)} differs from the run in {self.path} (there {before}, now {now}); give the value of that run, or start a "
+                "new run with another --out"
             )
         return stored
 
