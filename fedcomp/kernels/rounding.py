@@ -83,7 +83,7 @@ def max_shift(largest: float) -> int:
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean (float64, ascending) and the number of values (int64) of each nonempty bin of a histogram of x.
 
-    There are at most 65537 bins. The width of a bin is at most 2⁻⁷ of its numbers, except close to 0.
+    There are at most 65537 bins. The width of a bin is at most 2⁻⁷ times the magnitude of its values, except close to 0.
     """
     from . import rounding_loops
 

@@ -141,9 +141,8 @@ class _Probe:
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
-                if (
-                    self.enrolment
-                ):  # without a client certificate, the server now closes the connection
+                # Without a client certificate, the server now closes the connection.
+                if self.enrolment:
                     self._expect_http2(connection)
                 return Contact(_certificate(connection), monotonic() - started)
 

@@ -42,9 +42,8 @@ class Answer:
     """A client's answer that is not aggregated yet."""
 
     round: int  # round in which the client started to train
-    arrival_s: (
-        float  # time of arrival: virtual seconds, or seconds of time.monotonic() in real time
-    )
+    # Time of arrival: virtual seconds, or seconds of time.monotonic() in real time.
+    arrival_s: float
     report: Report | None  # None if the client sent no readable report
     result: AcceptedUpdate | Rejection
 

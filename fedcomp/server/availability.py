@@ -5,10 +5,10 @@ it joins again or an answer of it arrives, even a late one. Clients that are not
 clients, and draws them only if too few responsive clients are connected. A client that crashes therefore delays a run by one deadline, not
 by one deadline per round.
 
-With --deadline, a round begins when as many responsive clients are connected as its cohort will have. If these are not connected after
---deadline seconds, fewer suffice, and silent clients count, too: two clients, or the fraction --quorum of the cohort if --quorum is below 1
-and this is more. While fewer are connected, the round waits without a time limit. Without --deadline, a round begins when the fraction
---quorum of the cohort is connected.
+With --deadline, a round begins when as many responsive clients are connected as its cohort will have, or all that are known to be
+responsive if they are fewer. After a wait of --deadline seconds, fewer suffice, and silent clients count, too: two clients, or the fraction
+--quorum of the cohort if --quorum is below 1 and this is more. While fewer than that are connected, the round waits without a time limit.
+Without --deadline, a round begins when the fraction --quorum of the cohort is connected.
 
 A client that loses its connection during a round has GRACE_S seconds to reconnect, and is then rejected. If a run has no deadline and needs
 all clients in every round, it waits for a disconnected client without a time limit.

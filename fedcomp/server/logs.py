@@ -106,7 +106,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a message that a client prints. A LogMessage is logged as an event with its own name and values."""
+        """Log a message that a client prints: a LogMessage as an event with its own name and values, other text as the event "said"."""
         if isinstance(sentence, LogMessage):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:

@@ -20,7 +20,7 @@ ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # Fields of Header that are labels of the metric fedcomp_info.
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")
-# Maximum number of metrics reported by clients that are kept. If there are more, the least recently reported ones are dropped.
+# Maximum number of client-reported metrics to keep. If there are more, the least recently reported ones are dropped.
 MAX_CLIENT_METRICS = 128
 # Help texts of the metric families, by NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, and otherwise a gauge.
 TOTALS = {  # sums of fields of RoundRecord
@@ -29,7 +29,7 @@ TOTALS = {  # sums of fields of RoundRecord
     "downlink_bytes_total": "Bytes of frames (encoded updates) and strategy data to clients.",
     "dense_uplink_bytes_total": "Bytes that clients would have sent without compression (float32 models).",
     "dense_downlink_bytes_total": "Bytes that clients would have received without compression (float32 models).",
-    "relayed_bytes_total": "Bytes of frames (encoded updates) from relays.",
+    "relayed_bytes_total": "Bytes of frames (encoded updates) from relays in a simulation; 0 in a deployment.",
 }
 OF_RUN = {
     "round": "The last completed round.",
@@ -46,13 +46,13 @@ OF_RUN = {
     "warnings_total": "Number of warnings.",
 }
 OF_DEPLOYMENT = {
-    "clients_connected": "Number of clients that can be reached.",
+    "clients_connected": "Number of connected clients.",
     "clients_wanted": "Number of clients that a round waits for.",
     "wire_received_bytes_total": "Bytes of TCP payload received at the server's port.",
     "wire_sent_bytes_total": "Bytes of TCP payload sent from the server's port.",
     "port_connections": "Open connections of the server's port.",
     "port_refused_total{reason}": "Refused gRPC streams, by reason.",
-    "client_connected{client}": "1 for each client that can be reached.",
+    "client_connected{client}": "1 for each connected client.",
     "client_latency_seconds{client}": "Seconds from the client's last assignment to its answer.",
     "client_versions_behind{client}": "Number of model versions by which the client was behind at its last assignment.",
     "client_staleness_rounds{client}": "Rounds from the start of the client's last training to the round that used its update.",

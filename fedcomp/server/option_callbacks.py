@@ -19,7 +19,7 @@ RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of encoded u
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield a callback that calls `callback` and the callbacks for the options above. The latter are closed on exit.
+    """Yield a callback that calls `callback`, and an own callback for each of these options that is given. Close the own callbacks on exit.
 
     Raises ConfigError if a port is in use, a file cannot be written, or a package is not installed.
     """

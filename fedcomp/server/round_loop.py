@@ -230,7 +230,7 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version. Remove its frame from `dropped`, because a client that reports has received this frame."""
+        """Record the client's model version. Unless the client failed, it has received its frame in `dropped`, which is then removed."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -263,9 +263,9 @@ class RoundLoop:
         return broadcast
 
     def _with_estimates(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Return `phases` with updates of the last phase that are estimates by the counterpart, or `phases` itself without a counterpart.
+        """Replace the updates of the last phase by estimates if the clients' memory has a server half, the counterpart.
 
-        The counterpart, the server half of the clients' error-feedback memory, may add estimates for clients outside of the round.
+        The counterpart computes the estimates. It may add estimates for clients outside of the round.
         """
         counterpart = self.strategy.counterpart
         if counterpart is None:

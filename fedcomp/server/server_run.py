@@ -25,9 +25,7 @@ from .results import (
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import RunFolder
 
-NOTHING_ACCEPTED = (
-    "no client's update was accepted in any round; metrics.jsonl contains the reasons"
-)
+NOTHING_ACCEPTED = "no client's update was accepted in any round; metrics.jsonl has the reasons"
 UNCHANGED = "the trained model has its initial weights; the train_fn must change the parameters of the model that it receives"
 
 

@@ -42,7 +42,10 @@ class Clock:
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers may be delivered before the server must check whether the exchange is complete. Real time needs no limit."""
+        """Set how many answers the transport may deliver before the server must check whether the exchange is complete.
+
+        A clock that measures real time ignores the call.
+        """
 
     def now(self) -> float:
         """Return the time in seconds since an arbitrary start. Compare only times of the same exchange of messages."""
