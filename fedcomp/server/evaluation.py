@@ -27,8 +27,8 @@ from ..training.parameter_memory import Freed, allocate, free_parameters
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # tolerance of the check that an accuracy is between 0 and 1
 NO_TRAINING_DATA = (
-    "the task has no training data on the server, so the running statistics of the model (BatchNorm) are computed from the inputs of the "
-    "test data; add training data ('train') to the task on the server to compute them from training examples"
+    "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test data; "
+    "add training data ('train') to the task on the server to compute them from training examples"
 )
 NO_DATA = (
     "the server has no data, so the running statistics of the model (BatchNorm) keep their initial values in model.safetensors; add "
