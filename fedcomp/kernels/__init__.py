@@ -1,8 +1,8 @@
 """Array operations. They use numpy on the CPU. On other devices, they use torch, or copy the vector to the CPU. Loops that would be too
-slow in numpy are compiled by numba, which the first call of such a loop imports.
+slow in numpy are compiled by numba. Numba is only imported when such a loop is called.
 
-Results have the same bits on every machine and device and with any number of threads, except those of the training kernels (pooled.py,
-regression.py), which can differ between machines.
+Results have the same bits on every machine and device and with any number of threads. Exceptions are the kernels for local training
+(pooled.py, regression.py), whose results can differ between machines.
 """
 
 from . import bits, rice

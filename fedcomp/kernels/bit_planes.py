@@ -12,7 +12,7 @@ PIECE = 1 << 17  # number of integers that are packed or checked at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the bit planes of uint8 integers [N] below 2^width."""
+    """Return the bit planes of uint8 integers [N] below 2^width, as width·N/8 bytes."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -41,7 +41,10 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for the integers i at the indices start..stop-1, multiples of 8. `table`: [2^width]."""
+    """Return table[c] [stop - start] for the integers c with the indices start..stop-1.
+
+    `planes`: as returned by `unpack`. `table`: [2^width]. `start` and `stop` are multiples of 8.
+    """
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
     for bit, plane in enumerate(bits[1:], 1):

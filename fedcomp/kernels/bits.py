@@ -63,7 +63,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Decode the bits start..stop-1 of packed bits: bit i to high[i mod c] if it is 1, and otherwise to low[i mod c].
+    """Decode the bits start..stop-1 of packed bits to float32 [stop - start]: bit i to high[i mod c] if it is 1, else to low[i mod c].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """

@@ -1,7 +1,7 @@
 """Loops of the entropy coder (kernels/range_coder.py), compiled by numba.
 
-`frequencies`: f_s for each symbol s. `bits`: the exponent B of their sum 2^B. Coder states are below 2⁵³, so truncated float64 quotients of
-states are exact.
+`frequencies`: f_s for each symbol s. `bits`: the exponent B of their sum 2^B. Coder states are below 2⁵³, so that float64 divisions of
+states, truncated to integers, are exact.
 """
 
 import numpy as np
@@ -38,9 +38,10 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Decode symbols to `symbols`. Return the number of words read, or -1 if there are too few words.
+    """Fill `symbols` with the decoded symbols. Return the number of words read, or -1 if there are too few words.
 
-    `table`: symbol for each value of (state mod 2^bits).
+    `states`: the coder states at the start of the code; they are overwritten by the states at the end. `table`: the symbol for each value
+    of (state mod 2^bits).
     """
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0

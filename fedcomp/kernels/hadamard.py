@@ -16,8 +16,8 @@ machine computes these float32 sums in the same order, so the results have the s
 computed in integers.
 
 A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size, each a
-power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation applies to each block separately,
-with its size d and its norms. Bounds that decrease with d are therefore weak for the small blocks at the end of a vector.
+power of two and at least 8. The last block is padded with at most 32 zeros. The error bounds of codecs hold for each block separately, with
+the size d and the norms of the block. Bounds that decrease with d are therefore weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -125,10 +125,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Return the inverse rotation of consecutive blocks of a vector [numel], starting with block `first`, as clipped float32.
+    """Return the inverse rotation of consecutive blocks of a vector [numel], starting with block `first`, as float32 without padding.
 
-    The rotated coordinates of a block of size d are scale·values + shift/d. `values`: float32, complete blocks, overwritten. `scale`,
-    `shift`: float64 [blocks].
+    The rotated coordinates of a block of size d are scale·values + shift/d. `values`: float32 [coordinates of the blocks], overwritten.
+    `scale`, `shift`: float64 [blocks]. Results are clipped to the range of float32.
     """
     from . import hadamard_loops
 
@@ -139,6 +139,9 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of the coordinates start..stop-1, multiples of 8; the lowest bit of a byte comes first."""
+    """Return the sign bits of the coordinates start..stop-1, packed into bytes, the first coordinate in the lowest bit of a byte.
+
+    `start` and `stop` are multiples of 8.
+    """
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

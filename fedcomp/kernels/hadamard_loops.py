@@ -17,7 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. Inside `butterfly`, numba would not vectorize this loop."""
+    """Compute a butterfly stage over v[start:start+2h] in place. A separate function, because numba then vectorizes the loop."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b

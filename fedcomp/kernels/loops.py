@@ -1,7 +1,8 @@
 """A decorator that compiles loops with numba, and compiled loops that several modules use.
 
 Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because numba
-checks signed indices for negative values, which prevents vectorization.
+checks signed indices for negative values, which prevents vectorization. For `low`, `high` (halves of the seed), `stream` and random words,
+see philox.py.
 """
 
 import functools
@@ -31,7 +32,7 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return a folder for the compiled loops of this version of the code, or "" if none is writable. Delete old folders.
+    """Return a folder for the compiled loops of this version of the code, or "" if none is writable. Delete folders of other versions.
 
     The name of the folder is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """

@@ -11,10 +11,11 @@ all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 w
 stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
 The integers of the keys that are left are computed by least squares, because their cells usually give more equations than there are unknown
-integers. The solution, computed by conjugate gradients, is rounded to integers, which are subtracted from the table; this is repeated with
-the rest of the table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same
-equations are also solved for a test table of known random integers. A key counts as determined if the solution for the test table gives its
-random integer, and if its cells in the given table are zero after the subtraction. For other keys, the solution is only an estimate.
+integers. The solution, computed by conjugate gradients, is rounded to integers, which are subtracted from the table. This is done several
+times, each time with the remaining values of the table. In some tables, the equations do not determine all integers. To find out which keys
+are determined, the same equations are also solved for a test table of known random integers. A key counts as determined if the solution for
+the test table gives its random integer, and if its cells in the given table are zero after the subtractions. For keys that are not
+determined, the solution is only an estimate.
 
 The time is O(keys · rows), because fewer steps of conjugate gradients are allowed if there are many keys.
 """
@@ -36,7 +37,7 @@ class KeyCells(NamedTuple):
     """The cells of k keys (positions) in a table of rows · columns cells."""
 
     cells: np.ndarray  # indices in the flattened table, int32 [k, rows]
-    negative: np.ndarray  # bool [k, rows]
+    negative: np.ndarray  # whether the key's sign s_r is negative in the row, bool [k, rows]
     size: int  # number of cells of the table, below 2³¹
 
 

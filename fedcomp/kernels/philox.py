@@ -2,9 +2,9 @@
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The generator is Philox4x32 with ten rounds.
 
-A block consists of four words. For block j of a stream of a seed, the key of the generator is the seed, and the counter is (low half of j,
-high half of j, stream, 0). Each use of a seed has its own stream. For example, stream 0 rounds values at random, and stream 1 gives the
-random signs that sign codecs send for zeros.
+A seed has many streams, numbered sequences of words, one for each use of the seed: for example, stream 0 for stochastic rounding, and
+stream 1 for the random signs that sign codecs send for zeros. Words are computed in blocks of four. For block j of a stream, the key of the
+generator is the seed, and the counter is (low half of j, high half of j, stream, 0).
 """
 
 import numpy as np

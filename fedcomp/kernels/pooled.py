@@ -19,7 +19,10 @@ MIN_ROW, MIN_WORK = 32, 1 << 22
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Return whether `gradients` supports x [b, c, h, w], weights [k, c, i, j] and this pooling patch, and is faster than torch."""
+    """Return whether `gradients` supports inputs x [b, c, h, w] and weights [k, c, i, j], and is faster than torch.
+
+    `padding`: rows and columns of zeros that the convolution adds at each edge of x. `patch`: rows and columns of a pooling patch.
+    """
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (

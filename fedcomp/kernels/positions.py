@@ -2,17 +2,18 @@
 
     Forms 0..40: a Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap that ends at the last position.
     Form 41: a Rice code in blocks, each of which has its own parameter.
-    Forms 42..62: a Rice code of the complement (all other coordinates) with parameter form − 42. An empty complement has an empty code.
+    Forms 42..62: a Rice code of the complement (the coordinates that are not positions) with parameter form − 42. If the complement is
+                  empty, the code has no bytes.
     Form 63: a Rice code of the complement in blocks.
 
 Blocks are useful if the density changes along the vector. A code in blocks (docs/reference/frame-format.md) has a block size exponent s
 from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, and the last block may have fewer. The unit u is 4 for fewer
 than 4096 positions, and 16 otherwise. Each block has an offset, a number of w bits, which selects its Rice parameter.
 
-The encoder chooses the form with the shortest code, and sends it separately. Among codes of the same length, it prefers the smallest form,
-then the smallest s, the smallest w and the smallest offsets. Because codes without blocks are decoded faster, blocks are used only for 32
-or more positions, and only if they shorten the code by more than 1/64 of its bytes. The complement is tried if it is smaller than the set
-of positions. The decoder accepts every form, not only the shortest.
+The encoder chooses the form with the shortest code. The form is not part of the code. Among codes of equal length, the encoder prefers the
+smallest form, then the smallest s, the smallest w and the smallest offsets. Because codes without blocks are decoded faster, blocks are
+used only for 32 or more positions, and only if they shorten the code by more than 1/64 of its bytes. The complement is tried if it is
+smaller than the set of positions. The decoder accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-# BLOCKS: form of a Rice code in blocks. COMPLEMENT: first form that encodes the complement. COMPLEMENT_BLOCKED: its form in blocks.
+# BLOCKS: form of a Rice code in blocks. COMPLEMENT: first form that encodes the complement. COMPLEMENT_BLOCKED: form of the complement in
+# blocks.
 BLOCKS, COMPLEMENT, COMPLEMENT_BLOCKED = WIDEST + 1, WIDEST + 2, 63
 MIN_BLOCKED_COUNT = 32  # blocks are tried for at least this many positions
 LARGE_COUNT, UNITS = 4096, (4, 16)  # the unit u for fewer than LARGE_COUNT positions, and otherwise
@@ -57,7 +59,7 @@ def pack_rows(
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
-    # The form and code of a full row. All other rows get their own below.
+    # The form and the code of a row with all coordinates. They are replaced below for every row with fewer coordinates.
     packed = [(COMPLEMENT, b"")] * len(counts)
     partial = [i for i, row in enumerate(rows) if row.size < numel]
     codes = _pack_list([rows[i] for i in partial], numel, WIDEST)
@@ -215,9 +217,10 @@ def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the form, block size exponent and offset width (0 = no blocks) of the shortest code of each row.
+    """Plan the shortest code of each row. `counts` [m]: number of positions of each row.
 
-    The last array has the Rice parameter of each position.
+    Return four int64 arrays: the forms [m], the block size exponents [m], the offset widths [m] (0 = without blocks), and the Rice
+    parameter of each position.
     """
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
@@ -259,7 +262,9 @@ def _blocks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the block size exponent and the offset width of each row, and the Rice parameter of each position.
 
-    If blocks save too little in a row, they are 0, and those in `each`. `limit` [m]: sizes in bytes of the codes without blocks.
+    If blocks save too little in a row, its exponent and width are 0, and its parameters are those in `each`, which has the parameters
+    without blocks. `skips`: see rice.skip_lengths. `limit` [m]: sizes in bytes of the codes without blocks. All rows have the same `b` (b*
+    in rice.py) and the same unit u.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
@@ -292,6 +297,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of `table` for the Rice parameters that offsets of `width` bits select."""
+    """Return the rows of `table` (see `_blocks`) for the Rice parameters that offsets of `width` bits select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

@@ -3,8 +3,8 @@
 Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding", 2013
 (arXiv:1311.2540). Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
-Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B and that of every symbol that occurs is at least 1. Let
-F_s be the sum of the frequencies of all symbols smaller than s. Each chunk of symbols has one or several coder states, called lanes. Symbol
+Let f_s be the frequency of symbol s: an integer, at least 1 if the symbol occurs, such that all frequencies add up to 2^B. Let F_s be the
+sum of the frequencies of all symbols smaller than s. Each chunk of symbols has one or several coder states, called lanes. Symbol
 i uses the lane i mod (number of lanes). Encoding goes from the last symbol to the first. All states start at 2²¹, and each symbol takes two
 steps:
 
@@ -29,11 +29,13 @@ from .parallel import starmap
 LARGEST = 4096  # maximum number of possible symbols
 MAX_BITS = 20  # maximum of B
 CHUNK = 1 << 22  # number of symbols in a chunk
-LANES, MIN_LANE_SYMBOLS = 8, 1 << 14  # a chunk has LANES lanes, or one lane if it has fewer symbols
+# A chunk of at least MIN_LANE_SYMBOLS symbols has LANES lanes, and a smaller chunk has one lane.
+LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
 # FLOOR: the smallest coder state. WORD: number of bits of a word. Coder states are below FLOOR · 2^WORD = 2⁵³.
 FLOOR, WORD = 1 << 21, 32
 STATE = 7  # number of bytes of an encoded coder state
-# LISTED: flag in the head that the symbols that occur are listed. SIZE: type of words and of chunk lengths.
+# HEAD: B and the number of symbols that occur, or a Rice parameter and the length of a Rice code. LISTED: flag in this number, set if the
+# code lists the symbols that occur. SIZE: type of words and of chunk lengths.
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
@@ -140,7 +142,7 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Return a Rice code, preceded by its parameter and its length."""
+    """Return the Rice code of positions, preceded by its parameter and its length in bytes."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
@@ -163,9 +165,9 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of its number and its position (0 = lowest) for every bit of some numbers, except the leading bits.
+    """For numbers with `lengths` bits each, enumerate all bits below the leading bits, number by number, from the highest to the lowest.
 
-    `lengths`: number of bits of each number.
+    Return two arrays with one entry per bit: the index of the number, and the position of the bit in the number (0 = lowest).
     """
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)

@@ -1,13 +1,13 @@
 """SGD for softmax regression, for many clients at the same time. Each client is processed by one thread.
 
-A step with learning rate η on a batch B of examples (x_j, y_j) computes, with sums over B:
+A step with learning rate η on a batch B of examples (x_j, y_j) computes, where Σ_j is the sum over the batch:
 
     p_j = softmax(W x_j + b);
     W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;
     b ← b − η/|B| Σ_j (p_j − onehot(y_j)).
 
-A step reads the examples in place, without copying a batch or storing a gradient. Threads synchronize only after the last step. Results do
-not depend on the other clients or on the number of threads.
+A step reads the examples in place, without copying a batch or storing a gradient. Threads synchronize only after the last step. The result
+of a client does not depend on the other clients or on the number of threads.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Rice codes of strictly increasing positions. A Rice code is a Golomb code (1966) whose parameter is a power of two (Rice 1979).
+"""Rice codes of strictly increasing positions. A Rice code (Rice 1979) is a Golomb code (Golomb 1966) whose divisor is a power of two, 2^b.
 
 Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where p_(−1) = −1. With the parameter b, the code has three parts:
 
@@ -33,10 +33,10 @@ _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of at most 40 bits that are written before the codes of rows. Fields are int64, with one entry per number."""
+    """Numbers of at most 40 bits that are written before the codes of rows. The arrays are int64, with one entry per number."""
 
-    rows: np.ndarray
-    widths: np.ndarray
+    rows: np.ndarray  # index of the row before whose code the number is written, ascending
+    widths: np.ndarray  # size of the number in bits
     values: np.ndarray
 
 
@@ -64,7 +64,7 @@ def best_parameter(positions: np.ndarray, numel: int) -> int:
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """Return the best parameters, at most `widest`, of m rows of `counts` [m] positions, as int64 [m]."""
+    """Return `best_parameter`, limited to `widest`, for each of m rows of `counts` [m] positions, as int64 [m]."""
     skips, (low, high) = (
         skip_lengths(positions, counts),
         search_range(parameters(counts, numel), widest),

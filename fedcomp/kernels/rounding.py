@@ -31,7 +31,7 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Round |x| stochastically to powers of two or 0. Return codes [n], uint8: c > 0 for 2^(c − 127 − shift), and 0 for 0.
+    """Round |x| stochastically to powers of two or 0. Return uint8 codes [n]: a code c > 0 means 2^(c − 127 − shift), and code 0 means 0.
 
     `shift` must be at most max_shift(largest(x)).
     """
@@ -41,7 +41,9 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the power of two for each code, float32 [n], negative if its bit in `bits` is 1. 2^128 becomes the largest float32.
+    """Return the values, float32 [n], of codes from `to_powers`. A value is negative if its bit in the packed bits `bits` is 1.
+
+    The value 2^128 becomes the largest float32.
 
     Raises FrameError if a zero has a negative sign.
     """
@@ -81,7 +83,7 @@ def max_shift(largest: float) -> int:
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean (float64, ascending) and the number of values (int64) of each nonempty bin of a histogram of x.
 
-    There are at most 65537 bins. The width of a bin is at most 2⁻⁷ of its numbers, except close to 0.
+    There are at most 65537 bins. The width of a bin is at most 2⁻⁷ times the magnitude of its values, except close to 0.
     """
     from . import rounding_loops
 

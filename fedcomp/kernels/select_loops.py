@@ -10,7 +10,7 @@ from numpy import int32, uint64
 
 from .loops import compiled
 
-BLOCK = 64
+BLOCK = 64  # number of elements in a block
 # Number of bits of the k-th largest key that each pass over the keys determines.
 DIGITS = 11, 10, 10
 

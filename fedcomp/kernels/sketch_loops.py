@@ -1,6 +1,7 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-`first`: index of the first coordinate of a range, a multiple of 4.
+`first`: index of the first coordinate of a range, a multiple of 4. `low`, `high`: halves of the seed (philox.py). `stream`: index of the
+random stream of a row, or of row 0 in `estimate`.
 """
 
 import numba
@@ -37,9 +38,9 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Write estimates of coordinates, medians over the rows of the sketch `cells`, float32 [rows, columns], to `out`.
+    """Fill `out` with estimates of coordinates: medians over the rows of the sketch `cells`, float32 [rows, columns].
 
-    The coordinates start with `first`, or with positions[first] if `positions` (int64) is not None.
+    The coordinates are first, first + 1, …, or positions[first], positions[first + 1], … if `positions` (int64) is not None.
     """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)

@@ -74,7 +74,7 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 arrays [m] without rounding errors that add up to the row sums of v [m, n], n ≥ 1. v is overwritten.
+    """Yield float64 arrays [m] whose exact sum is the row sums of v [m, n], n ≥ 1. v is overwritten.
 
     Each step subtracts the leading bits from all elements, and yields their sum. The leading bits are so few that the float64 sum has no
     rounding errors in any order of addition.

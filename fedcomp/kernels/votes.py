@@ -1,7 +1,7 @@
 """Majority votes over packed bits.
 
 A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. The majority of m votes in a coordinate is 1 if
-more than m/2 votes are positive, and 0 if fewer are. Random bits, which depend on the seed, break ties.
+more than m/2 votes are positive, and 0 if fewer than m/2 are positive. Random bits, which depend on the seed, break ties.
 
 Each vote is a buffer (bytes, memoryview or array) of ⌈n/8⌉ bytes. Padding bits are zero in votes and in results. Functions raise FrameError
 for a vote with the wrong size or padding, and ValueError if there are no votes.
@@ -18,7 +18,7 @@ from .parallel import map_ranges
 TIE_STREAM = 4  # index of the random stream that breaks ties
 BLOCK = 1 << 14  # number of bytes of each vote that are counted at a time, which fit in the cache
 
-PackedSigns = bytes | memoryview | np.ndarray  # a vote, a ballot or a result
+PackedSigns = bytes | memoryview | np.ndarray  # a vote or a result
 Votes = Sequence[PackedSigns]
 
 
@@ -40,9 +40,10 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of coordinates in which each vote differs from `result`: all, and those with at least `margin` ≥ 1.
+    """For each of m votes, count the coordinates in which it differs from `result`.
 
-    Both are int64 [m]. If `ones` of m votes are positive, the margin of a coordinate is |2·ones − m|.
+    Return two int64 arrays [m]: the counts over all coordinates, and the counts over the coordinates whose margin is at least `margin` ≥ 1.
+    If `ones` of the m votes are positive in a coordinate, its margin is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)

@@ -1,6 +1,7 @@
 """X.509 certificates of the federation's own CA (certificate authority), its server, relays and clients. All keys are on the curve P-384.
 
-The server, relays and clients trust only this CA. The public key in a certificate identifies a client or relay, not the name.
+The server, relays and clients trust only this CA. A client or relay is identified by the public key in its certificate, not by the name in
+its certificate.
 """
 
 import ipaddress
@@ -29,9 +30,9 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-# Certificates are valid from this long before they are made, so that machines whose clocks are slow accept them.
+# The validity of a certificate begins this long before it is made, so that machines whose clocks are slow accept it.
 BACKDATED_BY = timedelta(hours=1)
-ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
+ISSUER, RELAY = "fedcomp CA", "fedcomp relay"  # common names (CN) in certificates
 USAGES = """
     digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign
     encipher_only decipher_only
@@ -81,7 +82,7 @@ def server_certificate(
     ends: datetime,
     relay: bool = False,
 ) -> x509.Certificate:
-    """Return a certificate for a server or relay that clients reach at `hosts`.
+    """Return a certificate for a server or relay that clients reach at `hosts`. It is valid until `ends`.
 
     A relay's certificate is also valid for a TLS client, because the relay connects to the server.
     """
@@ -152,7 +153,10 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument of `fedcomp keys renew`: "server", or "relay-ID" for a relay, whose certificate does not contain its id."""
+    """Return the argument for `fedcomp keys renew`: "server", or "relay-ID" for a relay.
+
+    The user must replace ID, because a relay's certificate does not contain the relay's id.
+    """
     relay = certificate is not None and certificate.subject == _common_name(RELAY)
     return "relay-ID" if relay else "server"
 

@@ -1,8 +1,8 @@
 """Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix.
 
-`contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame, all
-within one time limit. If a step fails, gRPC would only report an unavailable server. `contact` instead connects again to find the cause:
-another host name, another CA, no TLS, or a wrong clock.
+`contact` resolves the host name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
+all within one time limit. If a step fails, `contact` connects again to find the cause, such as a certificate for another host, another CA,
+a server without TLS, or a wrong clock. gRPC would only report that the server is unavailable.
 """
 
 import os
@@ -25,10 +25,12 @@ OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is for finding the cause of a failure
+# Fraction of the time limit for the TLS handshake or, without TLS, for the first frame. The remaining time is for finding the cause of a
+# failure.
+HANDSHAKE = 0.6
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-FRAME_HEAD = 9  # length of the header of an HTTP/2 frame
+FRAME_HEAD = 9  # bytes in the header of an HTTP/2 frame
 SETTINGS = b"\x04"  # type of a SETTINGS frame
 
 ERRORS = {  # UnreachableError.cause → message
@@ -60,7 +62,10 @@ class Contact:
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
-    """Return host and port of a text such as `host:port` or `[::1]:port`. Raises ConfigError, which names the option `name`, for others."""
+    """Return host and port from a text such as `server.example:8080` or `[::1]:8080`.
+
+    Raises ConfigError for any other text. `name`: the option or field that the error message names.
+    """
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     is_host = bare and bare.isprintable() and "/" not in bare and (":" not in bare or bare != host)
@@ -79,9 +84,13 @@ def join_address(host: str, port: int) -> str:
 def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: float = 5.0) -> Contact:
     """Check that a fedcomp server can be reached.
 
-    `trust`: an enrolment, to check the server's certificate and that the server accepts the client's certificate; the CA as PEM, to check
-    only the server's certificate; or None for a server without TLS (--insecure). Raises UnreachableError within `timeout_s` seconds, and
-    KeysError if the CA in `trust` is not a certificate.
+    `trust` determines what is checked:
+
+    - An enrolment (of a client or relay): the server's certificate, and whether the server accepts the certificate in the enrolment.
+    - The CA's certificate as PEM: only the server's certificate.
+    - None: a server without TLS (--insecure).
+
+    Raises UnreachableError within `timeout_s` seconds if a check fails, and KeysError if the CA in `trust` is not a certificate.
     """
     probe, answer = _Probe(host, port, trust, timeout_s), Future[Contact]()
 
@@ -114,7 +123,7 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        # Reported if the current step times out.
+        # Reported as the reason if the current step times out.
         self.timeout_reason = "the host name is not resolved"
 
     def contact(self) -> Contact:
@@ -132,12 +141,13 @@ class _Probe:
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
-                if self.enrolment:  # otherwise, the server refuses the connection
+                # Without a client certificate, the server now closes the connection.
+                if self.enrolment:
                     self._expect_http2(connection)
                 return Contact(_certificate(connection), monotonic() - started)
 
     def silent(self) -> UnreachableError:
-        """Return the error if the current step times out."""
+        """Return the error for a timeout of the current step."""
         return self._error("silent", why=self.timeout_reason)
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
@@ -213,7 +223,10 @@ class _Probe:
     # HTTP/2.
 
     def _expect_http2(self, connection: socket.socket) -> None:
-        """Wait for the server's first HTTP/2 frame, because TLS 1.3 servers refuse a client's certificate after the handshake."""
+        """Wait for the server's first HTTP/2 frame, which shows that the server accepts the client's certificate.
+
+        The TLS 1.3 handshake does not show this, because it ends on the client's side before the server checks the certificate.
+        """
         self.timeout_reason = "no HTTP/2 frame arrives"
         connection.settimeout((1.0 if self.enrolment else HANDSHAKE) * self.timeout_s)
         try:
@@ -244,7 +257,7 @@ class _Probe:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError."""
+    """Return whether the server's first frame is a SETTINGS frame, as HTTP/2 requires. Raises OSError if the connection fails."""
     # Over TLS, send nothing: if the server has closed the connection, sending could discard its TLS alert.
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
@@ -269,7 +282,7 @@ def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
 
 
 def _pipe(text: str) -> int:
-    """Return the file descriptor of a pipe that contains a short text. Unlike with a file, no key is written to disk."""
+    """Return the file descriptor of a pipe that contains a short text, so that a private key need not be written to disk."""
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)

@@ -54,7 +54,7 @@ def format_time(time: datetime) -> str:
 
 
 def validity_problem(certificate: x509.Certificate, now: datetime, remedy: str) -> str:
-    """Return the end of an error message if a certificate is not valid at the time `now`, else "".
+    """Return "" if a certificate is valid at the time `now`, and otherwise the predicate of an error message ("expired on …").
 
     `remedy`: what to do if this machine's clock is right, such as "run: " with a command that replaces the certificate.
     """
@@ -125,7 +125,10 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return the field `name`, parsed by `read`. Raises KeysError, with `expected`, if the field is missing or malformed."""
+        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or malformed.
+
+        `expected`: what the field should be, for the error message, such as "a certificate as PEM".
+        """
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:
@@ -191,7 +194,7 @@ class Enrolment:
 
     @property
     def relay(self) -> bool:
-        """Whether this enrolment belongs to a relay. Only certificates of relays name hosts."""
+        """Whether this enrolment belongs to a relay: the certificate of a relay contains hosts, that of a client does not."""
         return bool(hosts_of(self.x509_certificate))
 
     @property
@@ -230,7 +233,10 @@ class Enrolment:
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
-        """Write the CA's certificate and the private key to new files for flower-supernode. Return the paths. Raises FileExistsError."""
+        """Write the CA's certificate to `folder`/ca.crt and the private key to `folder`/client.key, for Flower's flower-supernode.
+
+        Return the two paths. Raises FileExistsError if one of the files exists.
+        """
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, [self.ca.encode()], 0o644)
         private = self.key_pair[0].private_bytes(

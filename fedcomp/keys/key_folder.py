@@ -4,10 +4,10 @@
     server.crt, server.key:    The server's certificate and private key.
     clients/0.toml ...:        The enrolment file of each client (enrolment.py).
     relays/0.toml ...:         The enrolment file of each relay, if there are relays.
-    registry.toml:             The public keys of the clients and relays, with the state and expiry of each key (registry.py).
+    registry.toml:             The public keys of the clients and relays, whether each is revoked, and when it expires (registry.py).
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
-registry.toml last. If a command is killed before that, run it again. Private files have mode 0600 and folders have mode 0700.
+registry.toml last. If a command is killed, run it again. Files with private keys have mode 0600 and folders have mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -43,6 +43,7 @@ SERVER_CRT = "server.crt"
 SERVER_KEY = "server.key"
 REGISTRY = "registry.toml"
 CLIENTS, RELAYS = "clients", "relays"
+# Default validity of a certificate, and minimum validity of a new CA's certificate, in days.
 DAYS, CA_DAYS = 365, 3650
 NEW_KEYS = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
 
@@ -50,9 +51,10 @@ NEW_KEYS = "make new keys in another folder: fedcomp keys init --out DIR --clien
 def make(
     folder: str | Path, clients: int, hosts: Sequence[str] = (), days: int = DAYS, port: int = 8080
 ) -> list[str]:
-    """Make a new folder of keys. Return the hosts of the server's certificate.
+    """Make a new folder of keys for a server at `hosts` and `port`, and `clients` clients. Return the hosts of the server's certificate.
 
-    Raises KeysError, and leaves no folder, if the folder exists or cannot be written, or a host is not valid.
+    The certificates are valid for `days` days. Raises KeysError, and makes no folder, if the folder exists or cannot be written, or if a
+    host is not valid.
     """
     folder = Path(folder)
     names = certificates.certificate_hosts(hosts)
@@ -125,8 +127,9 @@ def renew(
 ) -> datetime:
     """Write a new enrolment file, with a new key, for a client or relay. Return the new certificate's expiry time.
 
-    The server then refuses the old key. A revoked client or relay is accepted again. A relay's new certificate is for the hosts of its old
-    enrolment file and for `hosts`. Raises KeysError, for example if `holder` is not in the registry or ca.key is missing.
+    The server then refuses the old key. A client or relay that was revoked is accepted again with the new key. A relay's new certificate is
+    for `hosts` and for the hosts of its old certificate. Raises KeysError, for example if `holder` is not in the registry or ca.key is
+    missing.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -166,9 +169,10 @@ def renew_server(
 
 
 def expiring(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that have expired or will expire within `within_days` days, without revoked holders.
+    """Return the holders of certificates that have expired or will expire within `within_days` days.
 
-    A holder is "server", the id of a client, or a text such as "relay-0". Raises KeysError if a file of the folder cannot be read.
+    A holder is "server", the id of a client, or a text such as "relay-0". Revoked clients and relays are omitted. Raises KeysError if a
+    file of the folder cannot be read.
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
@@ -199,7 +203,10 @@ class _Issuer:
         return ends
 
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
-        """Write an enrolment file with a new key. Return its registry entry. `relay_hosts`: the hosts of a relay, or None for a client."""
+        """Write the enrolment file of a client or relay, with a new key. Return the entry for the registry, without writing the registry.
+
+        `relay_hosts`: the hosts of a relay, or None for a client.
+        """
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
         ca_key, (now, ends) = self.key, self._validity()
@@ -300,7 +307,7 @@ def keys_folder(folder: str | Path) -> Path:
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
-    """Return the server's certificate, even if it has expired. Raises KeysError if certificate, key and CA do not match or are damaged."""
+    """Return the server's certificate, even if it has expired. Raises KeysError if certificate, key or CA are damaged or do not match."""
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
     ca, certificate = read_certificate(folder / CA_CRT), read_certificate(folder / SERVER_CRT)
@@ -328,7 +335,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 
 
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """Return the paths of the server's certificate and private key. Raises KeysError if they are not valid now."""
+    """Return the paths of the server's certificate and private key. Raises KeysError if they cannot be used at the time `now`."""
     folder, now = keys_folder(folder), now or utc_now()
     remedy = f"run: {keys_command(folder, 'renew', 'server')}"
     if problem := validity_problem(check_server_files(folder), now, remedy):

@@ -1,9 +1,9 @@
 """The keys with which clients sign sealed ballots (strategies/sealed_election.py), and verify each other's signatures.
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
-during this run, it accepts no other key for that client. Therefore, a server cannot replace true keys by false keys during a run. Pins are
-stored on the client's disk (signature_log.py), and stay valid if the client joins another run and returns. A client with `--roster`, a list
-of public keys, accepts only the keys in this list.
+during this run, it accepts no other key for that client. Therefore, a server cannot replace true keys by false keys during a run. It could
+announce false keys from the start, unless the client has `--roster`, a list of public keys: the client then accepts only the keys in this
+list. Pins are stored on the client's disk (signature_log.py), and stay valid if the client joins another run and returns.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ PIN = "key/"  # entry "key/<client>" in the signature log: the pinned public key
 
 
 class UnknownKey(ProtocolError):
-    """The client does not accept the public key that the server announces for another client.
+    """An error of a client: it does not accept the public key that the server announces for another client.
 
-    The round may continue without that other client.
+    The round may continue without the client whose key is not accepted.
     """
 
 
@@ -43,7 +43,8 @@ class Keyring(Protocol):
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a point of the elliptic curve P-384 in compressed form [49 bytes].
 
-        `announced`: the key that the server announces for the client, or b"" for none. Raises UnknownKey if another key is known.
+        `announced`: the key that the server announces for the client, or b"" for none. Raises UnknownKey if the announced key is not
+        accepted, because the known key differs or is missing.
         """
 
 

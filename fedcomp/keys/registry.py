@@ -9,7 +9,7 @@
     replaced = []                                # public keys before renewals; they are refused
     [[relay]]                                    # the same fields; a relay and a client may have the same id
 
-Each key belongs to only one client or relay. A server finds a client or relay by the hash of its public key (`key_hash` in enrolment.py).
+Each key belongs to only one client or relay. A server looks up a client or relay by the hash of its public key (enrolment.key_hash).
 """
 
 import os
@@ -70,7 +70,10 @@ class RegistryEntry:
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return "" if the key is accepted at the time `now`, else the reason and the command that renews the key in `folder`."""
+        """Return "" if the key is accepted at the time `now`, and otherwise the reason with the command that renews the key.
+
+        `folder`: the folder of keys, for the command.
+        """
         if self.state == REVOKED:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
@@ -232,7 +235,7 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
 def _holders(
     entries: Sequence[RegistryEntry], path: Path
 ) -> dict[bytes, tuple[RegistryEntry, bool]]:
-    """Return `RegistryContent.holders`. Raises KeysError if two entries have the same key, or if a current key is listed as replaced."""
+    """Return `RegistryContent.holders`. Raises KeysError if two entries have the same key, or if an entry lists its own key as replaced."""
     holders: dict[bytes, tuple[RegistryEntry, bool]] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):

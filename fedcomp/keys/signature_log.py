@@ -1,7 +1,8 @@
-"""The log in which a client stores, for each run, the last round in which it signed messages, and the public keys that it has pinned.
+"""The log in which a client stores, for each run, the last round in which it signed messages, and the public keys that it has pinned
+(keyring.py).
 
-Unlike the client's state, the log of a run is kept when the client joins another run. It is a small file in the client's state folder.
-Without a state folder, the log is lost when the process ends.
+Each run has its own small file in the client's state folder. Unlike the client's other state, this file is kept when the client joins
+another run. Without a state folder, the log is lost when the process ends.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MAX_RUNS = 4096  # largest number of runs in the log; no run is ever removed
+MAX_RUNS = 4096  # maximum number of runs in the log, because runs are never removed
 PREFIX = "sealed-"  # prefix of the files' names
 
 

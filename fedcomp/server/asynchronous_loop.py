@@ -1,10 +1,11 @@
-"""The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
+"""The round loop of asynchronous strategies: a round ends after the first answers, and the clients without an answer continue to train.
 
-A client is busy from its assignment until the server aggregates or rejects its answer; otherwise it is idle. The cohort of a round consists
-of the clients whose answers are aggregated or rejected in the round, and of clients that are rejected because they are too late. The
-downlink bytes of a round are those of the clients that start to train in the round. Answers are aggregated in the order of their arrival,
-in real time or in a simulation's virtual time. A checkpoint contains the answers that are not aggregated yet. Clients without an answer
-when the server stops are idle after a restart.
+A client is busy from its assignment until the server aggregates or rejects its answer; otherwise it is idle. A round ends when a fraction
+(the strategy's option `wait`) of the busy clients has answered, in real time or in a simulation's virtual time. The cohort of a round
+consists of the clients of these answers, and of the busy clients that are rejected because they started more than `staleness` rounds (an
+option of the strategy) ago. The downlink bytes of a round are those of the clients that start to train in it.
+
+A checkpoint contains the answers that are not aggregated yet. If the server stops, clients that have not answered are idle after a restart.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ class Answer:
     """A client's answer that is not aggregated yet."""
 
     round: int  # round in which the client started to train
+    # Time of arrival: virtual seconds, or seconds of time.monotonic() in real time.
     arrival_s: float
     report: Report | None  # None if the client sent no readable report
     result: AcceptedUpdate | Rejection
@@ -82,7 +84,7 @@ class AsynchronousLoop(RoundLoop):
         rejected = {client: self._reject_late(client, round) for client in late}
         self._start_clients(round, traffic, excluded=rejected.keys())
         taken = self._wait_for_answers(round, started)
-        traffic.uplink.clear()  # an update counts in the round that aggregates it
+        traffic.uplink.clear()  # uplink bytes count in the round that aggregates the update
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.staleness = {c: round - a.round for c, a in taken.items() if a.round < round}
@@ -100,14 +102,14 @@ class AsynchronousLoop(RoundLoop):
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         phases = {TRAIN: accepted}
-        # `close` can then free the updates.
+        # Without these references to the updates, `close` can free them.
         del unread, taken, results, accepted
         return self.close(round, cohort, phases, rejected, traffic)
 
     # Busy clients.
 
     def _start_clients(self, round: int, traffic: Traffic, excluded: Collection[int]) -> None:
-        """Send assignments to idle clients, except `excluded`, until the fraction --participation of the clients is busy."""
+        """Send assignments to idle clients, except `excluded`, so that the fraction --participation of the connected clients is busy."""
         clients = self.gather()
         # `gather` may have waited for clients, which advances the clock.
         self.now = max(self.now, self.clock.time_s)
@@ -127,7 +129,10 @@ class AsynchronousLoop(RoundLoop):
             exchange.run(assignments, RoundCompletion())
 
     def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
-        """Wait until enough answers have arrived to end the round, and return them by client."""
+        """Wait until enough answers have arrived to end the round, or until the deadline. Return these answers by client.
+
+        `started`: `time.perf_counter()` at the start of the round.
+        """
         at_work = len(self.started_in)
         wanted = min(at_work, max(1, math.floor(self.options.wait * at_work + 0.5)))
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
@@ -231,7 +236,7 @@ def make_loop(
     work_s: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
-    """Return the loop that runs a strategy's rounds. `settings`: keyword arguments of `RoundLoop`."""
+    """Return the loop that runs a strategy's rounds. `work_s`: see AsynchronousLoop. `settings`: keyword arguments of RoundLoop."""
     if strategy.asynchronous:
         return AsynchronousLoop(strategy, broadcasts, transport, work_s=work_s, **settings)
     return RoundLoop(strategy, broadcasts, transport, **settings)

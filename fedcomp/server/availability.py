@@ -1,15 +1,17 @@
 """The clients that a round waits for, and the clients from which the cohort of a round is drawn.
 
-A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
-however late. Other clients are *responsive*. A round does not wait for silent clients, and draws them only if too few responsive clients
-are connected. A client that crashes therefore delays a run by one deadline, not by one deadline per round.
+A client becomes *silent* when a deadline (--deadline seconds after the start of a phase) passes without its answer. It stays silent until
+it joins again or an answer of it arrives, even a late one. Clients that are not silent are *responsive*. A round does not wait for silent
+clients, and draws them only if too few responsive clients are connected. A client that crashes therefore delays a run by one deadline, not
+by one deadline per round.
 
-A round with a deadline first waits for as many responsive clients as its cohort has, but no longer than the deadline. After that, it needs
-at least two clients, and at least the fraction --quorum of the cohort if --quorum is below 1; silent clients count, too. While fewer are
-connected, it waits.
+With --deadline, a round begins when as many responsive clients are connected as its cohort will have, or all that are known to be
+responsive if they are fewer. After a wait of --deadline seconds, fewer suffice, and silent clients count, too: two clients, or the fraction
+--quorum of the cohort if --quorum is below 1 and this is more. While fewer than that are connected, the round waits without a time limit.
+Without --deadline, a round begins when the fraction --quorum of the cohort is connected.
 
-A client that loses its connection during a round has GRACE_S seconds to reconnect. If a run needs all clients in every round, it waits for
-a disconnected client without a time limit.
+A client that loses its connection during a round has GRACE_S seconds to reconnect, and is then rejected. If a run has no deadline and needs
+all clients in every round, it waits for a disconnected client without a time limit.
 """
 
 import math
@@ -61,7 +63,7 @@ class Quota:
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return the seconds, or inf, that a round waits for a client that lost its connection. `clients`: number of clients of the run."""
+        """Return for how many seconds (or inf) a round waits until a client reconnects. `clients`: number of clients of the run."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
@@ -74,8 +76,8 @@ def _min_after_deadline(config: RunConfig, cohort: int) -> int:
 class Availability:
     """The record of silent clients.
 
-    A round waits for at most `responsive` clients: the number of responsive clients when the last round began, less those that became
-    silent since.
+    `responsive` is the number of responsive clients when the last round began, minus the number of clients that became silent since then.
+    With a deadline, the next round does not wait for more clients than these, unless its minimum is higher.
     """
 
     def __init__(self) -> None:
@@ -101,7 +103,10 @@ class Availability:
     def cohort_of(
         self, connected: Sequence[int], quota: Quota, waited_s: float
     ) -> Sequence[int] | None:
-        """Return the clients from which a cohort may be drawn now, or None if the round has to wait longer than `waited_s` seconds."""
+        """Return the clients from which a cohort may be drawn now, or None if the round must wait for more clients.
+
+        `connected`: ids of the connected clients. `waited_s`: seconds for which the round has waited so far.
+        """
         responsive = [client for client in connected if client not in self.silent]
         timed_out = quota.patience_s is None or waited_s >= quota.patience_s
         wanted = quota.min_clients if timed_out else self.wanted(quota)

@@ -1,6 +1,7 @@
 """The downlink: versions of the model, a cache of broadcasts, and downloads for clients that missed rounds.
 
-A client that missed s rounds needs the last s broadcasts (Sattler et al. 2019, section V). It gets the smallest of three downloads:
+A broadcast is the change of the model in one round, encoded as a frame. A client that missed s broadcasts needs the last s of them (Sattler
+et al. 2019, section V). It gets the smallest of three downloads:
 
     frames:      the missed broadcasts, one by one;
     overwrite:   the current values of the coordinates that the missed broadcasts changed;
@@ -34,20 +35,24 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Maximum number of model versions that are numbered, unless the cache has more broadcasts.
+# Number of recent model versions for which the server can tell how many versions a client has missed. A larger cache raises this number.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
 @dataclass(frozen=True)
 class Broadcast:
+    """The change of the model in a round."""
+
     round: int
     base: str  # model version before the broadcast
     version: str  # model version after the broadcast
-    frame: bytes
+    frame: bytes  # the encoded change
 
 
 @dataclass(frozen=True)
 class Download:
+    """The frames that update a client's model to the current version."""
+
     form: str  # UP_TO_DATE, FRAMES, OVERWRITE or DENSE
     base: str  # model version to which the download is applied, or "" for DENSE
     frames: list[bytes]
@@ -58,7 +63,7 @@ class Download:
 
 
 class Broadcasts:
-    """The server's model and the broadcasts that led to it. Only `publish`, `start_from` and `restore` change `weights` [numel]."""
+    """The server's model and its most recent broadcasts. Only `publish`, `start_from` and `restore` change the model, `weights` [numel]."""
 
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
@@ -72,10 +77,10 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # For each weight, the last broadcast that changed it: 1 = the newest, 2 = the one before, …; 0 = none that was decoded so far. A
-        # broadcast is decoded once, however many clients missed it. None until needed.
+        # For each weight [numel], the last broadcast that changed it: 1 = the newest, 2 = the one before, …; 0 = none of those that were
+        # decoded so far. A broadcast that many clients missed is therefore decoded only once. None if no broadcast was decoded.
         self._last_change: np.ndarray | None = None
-        # Element i is the number of weights that the newest i broadcasts changed, or sys.maxsize for all weights.
+        # Element i is the number of weights that the newest i broadcasts changed, or sys.maxsize if one of them changed all weights.
         self._n_changed = [0]
         self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
@@ -87,7 +92,7 @@ class Broadcasts:
 
     @classmethod
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
-        """Return the Broadcasts of a run that starts from the weights, float32 [numel] on the CPU, which are not copied.
+        """Return the Broadcasts of a run that starts from `weights`, float32 [n] on the CPU. They are not copied.
 
         Raises ConfigError if --downlink-memory cannot be used on the downlink.
         """
@@ -105,7 +110,8 @@ class Broadcasts:
             )
         if downlink_memory.required_strategy:
             raise ConfigError(
-                f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use --downlink-memory residual"
+                f"--downlink-memory {downlink_memory.name} sends an update in several frames, but a broadcast has one frame; use "
+                "--downlink-memory residual"
             )
         if downlink_memory.name == "residual" and codec.unscoped.lossless:
             # A lossless codec leaves no residual to store.
@@ -118,8 +124,8 @@ class Broadcasts:
     ) -> Broadcast | None:
         """Return a broadcast that multiplies the model by `factor`, a float32 from 0 to 1, and then adds `update` [numel].
 
-        Return None if there is nothing to send. The model does not change until `publish` is called. Raises NonFiniteError, and changes
-        nothing, if the update is not finite.
+        The downlink codec encodes the update with the seed `seed`. Return None if there is nothing to send. The model does not change until
+        `publish` is called. Raises NonFiniteError, and leaves the downlink memory unchanged, if the update is not finite.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:
@@ -153,7 +159,7 @@ class Broadcasts:
         version: str,
         newest_bytes: int,
     ) -> None:
-        """Restore the model and the cached broadcasts from the entries of a checkpoint."""
+        """Restore the model and the cached broadcasts from a checkpoint. The arguments are the attributes at the time of the checkpoint."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
         self.cache = deque(cache)
@@ -165,13 +171,13 @@ class Broadcasts:
         self._last_change, self._n_changed = None, [0]
 
     def versions_behind(self, version: str) -> int | None:
-        """Return how many versions `version` is behind the current one, or None if it is unknown."""
+        """Return how many versions `version` is behind the current one, or None if the server does not know `version`."""
         if version not in self._numbers:
             return None
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the smallest download from `version` to the current version, or the whole model if `version` is unknown."""
+        """Return the smallest download from `version` to the current version, or the whole model if the server does not know `version`."""
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -204,7 +210,10 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _changed_positions(self, missed: int, below: int) -> np.ndarray | None:
-        """Return the positions that the last `missed` broadcasts changed, or None if the weights there need at least `below` bytes."""
+        """Return the indices of the weights that the last `missed` broadcasts changed, int64, ascending.
+
+        Return None if a download of these weights would have at least `below` bytes.
+        """
         if self._last_change is None:
             self._last_change = np.zeros(self.weights.numel(), np.int32)
         counts, last = self._n_changed, self._last_change
@@ -221,7 +230,7 @@ class Broadcasts:
         return np.flatnonzero((last > 0) & (last <= missed))
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
-        """Return the positions that a broadcast changed, or None if it changed all positions."""
+        """Return the indices of the weights that a broadcast changed, or None if it changed all weights."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None

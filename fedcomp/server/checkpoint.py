@@ -1,7 +1,9 @@
-"""Checkpoints, from which an interrupted run continues. A checkpoint consists of two kinds of files:
+"""Checkpoints, from which an interrupted run continues.
 
-    state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
-    files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
+A checkpoint is a set of named entries: vectors (float32 tensors) and values (bytes). It consists of two kinds of files:
+
+    state.sqlite:           the entries by name; for an entry of 256 KiB or more, only the number of its file;
+    files/7.safetensors:    file number 7, which contains one large entry and is never overwritten.
 
 `save` writes all changed entries in one SQLite transaction, after it has flushed their files to disk. If the process is killed or the power
 fails, the folder therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk
@@ -35,7 +37,8 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
 CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
 """
-BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION
+# The entry of a cached broadcast has the name broadcast/ROUND/BASE/VERSION, with the model versions before and after the broadcast.
+BROADCAST = "broadcast/{:012}"
 
 Row = tuple[str, int | None, bytes | memoryview | None]  # name, and file number or content
 
@@ -112,9 +115,9 @@ class Checkpoint:
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values in the background. The next `save` adds them to the checkpoint; the caller must not change them.
+        """Write vectors and values in the background. They become part of the checkpoint at the next `save`.
 
-        If the disk is full, later calls raise CheckpointError, and the previous checkpoint stays intact.
+        The caller must not modify them. If the disk is full, later calls raise CheckpointError, and the previous checkpoint stays intact.
         """
         self._wait_for_stage()
         self._batch = vectors.keys() | values.keys()
@@ -171,7 +174,7 @@ class Checkpoint:
         return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`, by the rest of their names."""
+        """Return the values whose names begin with `prefix`, by the names without this prefix."""
         with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",

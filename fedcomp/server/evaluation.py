@@ -27,12 +27,12 @@ from ..training.parameter_memory import Freed, allocate, free_parameters
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # tolerance of the check that an accuracy is between 0 and 1
 NO_TRAINING_DATA = (
-    "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
-    "set; give the server's task training data ('train') to compute them from training examples"
+    "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test data; "
+    "add training data ('train') to the task on the server to compute them from training examples"
 )
 NO_DATA = (
-    "the server has no data, so the running statistics of the model (BatchNorm) keep their initial values in model.safetensors; give "
-    "the server's task training data ('train') or test data ('test'), or use GroupNorm"
+    "the server has no data, so the running statistics of the model (BatchNorm) keep their initial values in model.safetensors; add "
+    "training data ('train') or test data ('test') to the task on the server, or use GroupNorm"
 )
 INITIAL_STATISTICS = (
     "the running statistics of the model (BatchNorm) keep their initial values, because model(inputs) fails on a batch of the data ({}); "
@@ -48,8 +48,8 @@ class Evaluator:
     """The server's copy of the model, which is used for evaluation and for the export of the trained model.
 
     Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
-    (tasks/running_statistics.py), always from the same sample of examples, so that the exported model equals the evaluated model. Other
-    buffers keep their initial values. Between evaluations, the memory of large parameters is freed.
+    (tasks/running_statistics.py). They always come from the same sample of examples, so that the exported model equals the evaluated model.
+    Other buffers keep their initial values. Between evaluations, the memory of large parameters is freed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Evaluator:
         self._freed: Freed = free_parameters(self.model)
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
-        """Draw the examples for running statistics. Warn if training changes buffers that clients do not send."""
+        """Draw the sample of `data` for running statistics. Warn if they cannot be computed, or if training changes other buffers."""
         checked = self.calibrates and self.task.evaluate_fn is not None
         if checked and (why := recalibration_error(self.task, self.model, data, self.device)):
             self.calibrates = False
@@ -95,9 +95,10 @@ class Evaluator:
         return torch.equal(initial, weights.cpu())
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate the model with `weights` [numel] after a round, or return NOT_EVALUATED if the options skip this round.
+        """Evaluate the model with `weights` [numel] after a round.
 
-        Raises TaskError or OutOfMemoryError.
+        Return NOT_EVALUATED if the server has no test data, or if the options exclude this round. Raises TaskError if the task's code
+        fails or returns a wrong accuracy, and OutOfMemoryError if memory runs out.
         """
         if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED

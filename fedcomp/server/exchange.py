@@ -30,6 +30,7 @@ from ..strategies.base import (
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
+# Stages of a failure that a client, a relay or the transport may report. Any other text counts as "reply".
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
 MAX_REASON_CHARS = 1000  # a longer reason that a client or relay reports is cut off
 POLL_S = 0.1  # maximum number of seconds between two checks whether the phase is complete
@@ -60,7 +61,7 @@ class Traffic:
     latency_s: dict[int, float] = field(default_factory=dict, compare=False)
     # By client: number of model versions that the client had missed before the round, or None if unknown.
     versions_behind: dict[int, int | None] = field(default_factory=dict)
-    # By client: number of rounds by which the client's answer is late. Clients that answer in time have no entry.
+    # By client: number of rounds from the start of its training to this round. Clients that started in this round have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
     first_download_bytes: int = (
         0  # downlink bytes to clients that have never reported a model version
@@ -86,7 +87,8 @@ class Traffic:
 class Exchange:
     """The exchange of messages between the server and a cohort in one phase of a round.
 
-    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. `traffic` is updated.
+    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report that answers an assignment. The bytes
+    of the reports are added to `traffic`.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Exchange:
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept or reject each report, or send the whole model to a client that needs it. Ignore clients that have answered already."""
+        """Accept or reject each report, or send the whole model to a client that asks for it. Ignore clients that are not awaited."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         reports = [r for delivery in awaited if (r := self._report_of(delivery)) is not None]
@@ -266,7 +268,7 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
 
 
 def check_version(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update was computed from another model version than that of its assignment."""
+    """Raise ProtocolError if an update was not computed from the model version of its assignment."""
     a, r = assignment, report
     if (r.version, r.fingerprint) != (a.version, a.fingerprint):
         raise ProtocolError(
@@ -275,7 +277,7 @@ def check_version(report: Report, assignment: Assignment) -> None:
 
 
 def check_update(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update has the wrong model version, number of examples or metrics."""
+    """Raise ProtocolError if the model version, the number of examples or the metrics of a report are wrong."""
     check_version(report, assignment)
     if not 1 <= report.examples <= MAX_EXAMPLES:
         raise ProtocolError(

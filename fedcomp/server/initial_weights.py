@@ -18,7 +18,8 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. Frozen parameters and buffers may be missing from the file.
 
-    Raises ValueError if the file cannot be read or does not fit the model. The message lacks its subject, the path, which callers add.
+    Raises ValueError if the file cannot be read or does not fit the model. Callers must put the path in front of the message, which begins
+    with a verb.
     """
     try:
         tensors = load_file(path)
@@ -45,7 +46,7 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Before round 1, replace the initial weights by those in the file `--init`, unless the run continues from a checkpoint.
+    """Replace the initial weights by those in the file --init, if it is given. Do nothing if the run continues from a checkpoint.
 
     Only trainable parameters are taken from the file. Raises ConfigError if the file does not fit the model, or if a frozen parameter has
     another value in the file than in the model.

@@ -30,8 +30,10 @@ PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
 class JsonLog(Callback):
     """A log with one line of JSON per event, in a file, or on standard output if `where` is "-".
 
-    While the log uses standard output, everything else that is printed goes to standard error. The log is a context manager: it raises
-    ConfigError on entry if its file cannot be written, and records the exception that ended the run, if any, on exit.
+    While the log uses standard output, everything else that is printed goes to standard error. The log is a context manager. On entry, it
+    raises ConfigError if its file cannot be written. On exit, it records the exception that ended the run, if any.
+
+    `now` returns the time of an event. `clock` returns seconds, which limit the number of `progress` events.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a message that a client prints. A LogMessage is logged as an event with its own name and values."""
+        """Log a message that a client prints: a LogMessage as an event with its own name and values, other text as the event "said"."""
         if isinstance(sentence, LogMessage):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:

@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus (docs/reference/metrics.md). Counters start at 0 when the process starts."""
+"""Metrics of a run for Prometheus (docs/reference/metrics.md). Counters start at 0 when the process starts, also in a resumed run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,12 @@ from ..callbacks import Callback, ClientMetric, ClientRecord, Header, PortFigure
 from ..errors import ConfigError, os_errors
 
 HOST = "127.0.0.1"
-ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
+# Upper limits of the buckets of the histograms, in seconds.
+ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-# Fields of Header that are labels of the run's metrics.
+# Fields of Header that are labels of the metric fedcomp_info.
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")
-# Maximum number of metrics that clients report. The least recently reported ones are dropped.
+# Maximum number of client-reported metrics to keep. If there are more, the least recently reported ones are dropped.
 MAX_CLIENT_METRICS = 128
 # Help texts of the metric families, by NAME or NAME{LABEL}. A family is a counter if NAME ends in _total, and otherwise a gauge.
 TOTALS = {  # sums of fields of RoundRecord
@@ -28,7 +29,7 @@ TOTALS = {  # sums of fields of RoundRecord
     "downlink_bytes_total": "Bytes of frames (encoded updates) and strategy data to clients.",
     "dense_uplink_bytes_total": "Bytes that clients would have sent without compression (float32 models).",
     "dense_downlink_bytes_total": "Bytes that clients would have received without compression (float32 models).",
-    "relayed_bytes_total": "Bytes of frames (encoded updates) from relays.",
+    "relayed_bytes_total": "Bytes of frames (encoded updates) from relays in a simulation; 0 in a deployment.",
 }
 OF_RUN = {
     "round": "The last completed round.",
@@ -39,28 +40,28 @@ OF_RUN = {
     "client_metric_mean{metric}": "Last reported mean of a metric over the clients.",
     "client_metric_worst_decile{metric}": "Last reported mean of a metric over the worst tenth of the clients.",
     "cohort": "Number of clients of the last round.",
-    "answered": "Number of clients that have answered in the current round.",
+    "answered": "Number of clients that have answered in the current phase of the round.",
     **TOTALS,
-    "rejected_total{stage}": "Rejected clients, by stage.",
+    "rejected_total{stage}": "Updates that were rejected or did not arrive, by the stage of the failure.",
     "warnings_total": "Number of warnings.",
 }
 OF_DEPLOYMENT = {
-    "clients_connected": "Number of clients that can be reached.",
+    "clients_connected": "Number of connected clients.",
     "clients_wanted": "Number of clients that a round waits for.",
-    "wire_received_bytes_total": "TCP payload received.",
-    "wire_sent_bytes_total": "TCP payload sent.",
+    "wire_received_bytes_total": "Bytes of TCP payload received at the server's port.",
+    "wire_sent_bytes_total": "Bytes of TCP payload sent from the server's port.",
     "port_connections": "Open connections of the server's port.",
     "port_refused_total{reason}": "Refused gRPC streams, by reason.",
-    "client_connected{client}": "1 for each client that can be reached.",
+    "client_connected{client}": "1 for each connected client.",
     "client_latency_seconds{client}": "Seconds from the client's last assignment to its answer.",
     "client_versions_behind{client}": "Number of model versions by which the client was behind at its last assignment.",
-    "client_staleness_rounds{client}": "Rounds by which the client's last answer was late.",
+    "client_staleness_rounds{client}": "Rounds from the start of the client's last training to the round that used its update.",
     "client_suspicion{client}": "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
     "client_uplink_bytes_total{client}": "Bytes of frames (encoded updates) from the client.",
     "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) and strategy data to the client.",
     "client_rejected_total{client}": "Rounds in which the client was rejected.",
-    "client_wire_received_bytes_total{client}": "TCP payload received from the client.",
-    "client_wire_sent_bytes_total{client}": "TCP payload sent to the client.",
+    "client_wire_received_bytes_total{client}": "Bytes of TCP payload received from the client.",
+    "client_wire_sent_bytes_total{client}": "Bytes of TCP payload sent to the client.",
 }
 
 
@@ -68,13 +69,13 @@ class Metrics(Callback, Collector):
     """The metrics of a run for Prometheus. Any thread may call `collect`."""
 
     def __init__(self) -> None:
-        # By metric family: a number (None if not known yet), or a number for each label.
+        # By name of the metric family: a number (None if not known yet), or a number for each value of the family's label.
         self.values: dict[str, Any] = {"round": 0, "answered": 0, "clients_wanted": 0}
         for family in OF_RUN | OF_DEPLOYMENT:
             name, brace, _ = family.partition("{")
             unknown = 0 if name.endswith("_total") else None
             self.values.setdefault(name, Counter() if brace else unknown)
-        self.options: dict[str, str] = {}  # options of the run by label
+        self.options: dict[str, str] = {}  # labels of fedcomp_info and their values
         # Last values of the metrics that clients reported, from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
         name, help = "fedcomp_round_seconds", "Duration of a round."
@@ -189,7 +190,10 @@ class Metrics(Callback, Collector):
 
 
 def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
-    """Return the metric family with a key of OF_RUN or OF_DEPLOYMENT. Unknown values (None) are left out."""
+    """Return a metric family. `family`: its key in OF_RUN or OF_DEPLOYMENT; `help`: its help text; `values`: `Metrics.values`.
+
+    Unknown values (None) are left out.
+    """
     name, _, label = family.removesuffix("}").partition("{")
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     if not label:
@@ -215,7 +219,7 @@ def _encodable(text: str) -> str:
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port in a `with` block, and yield their URL. Port 0 means any free port.
+    """Serve the metrics at a port of 127.0.0.1 in a `with` block, and yield their URL. Port 0 means any free port.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -19,7 +19,7 @@ RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of encoded u
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield a callback that calls `callback` and the callbacks that the run's options add. The added callbacks are closed on exit.
+    """Yield a callback that calls `callback`, and an own callback for each of these options that is given. Close the own callbacks on exit.
 
     Raises ConfigError if a port is in use, a file cannot be written, or a package is not installed.
     """
@@ -63,7 +63,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        # A resumed run repeats the rounds after the checkpoint: hide the old scalars of these rounds.
+        # A resumed run repeats the rounds after the checkpoint. TensorBoard hides their old scalars from `purge_step` on.
         purge_step = header.first_round if header.first_round > 1 else None
         self._writer = self._open(str(Path(header.out) / FOLDER), purge_step=purge_step)
 

@@ -15,7 +15,7 @@ from .checkpoint import Checkpoint
 from .round_loop import RoundLoop
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
-# Names of entries in the checkpoint, and prefixes of names.
+# RUN and WEIGHTS are names of entries in the checkpoint; DOWNLINK_MEMORY and CLIENT are prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 
 
@@ -23,7 +23,7 @@ class Stateful(Protocol):
     """An object that stores its state in the checkpoint, such as a strategy, the server optimizer, or the simulated clients."""
 
     def take_changes(self) -> Changes:
-        """Return the vectors and values that changed since the last call, by name."""
+        """Return the vectors and the values (bytes) that changed since the last call, by name. The value None deletes an entry."""
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Restore the state. `vector(name)` and `value(name)` return an entry, or None if there is none."""
@@ -40,14 +40,14 @@ class Recovery:
         rounds: int,
         others: Mapping[str, Stateful],
     ):
-        """`data`: the training data, which a resumed run must not change, or None if the server has none.
+        """`data`: the server's training data, or None if it has none. A resumed run must have the same data.
 
         `others`: further objects with state, by the prefix of the names of their entries.
         """
         self.folder, self.loop, self.rounds, self.others = folder, loop, rounds, others
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        # Hashes of the model and the data, which must not change. The keys are used in an error message.
+        # Hashes of the model's layout and of the data, which must not change. The keys are parts of an error message.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",
@@ -78,12 +78,15 @@ class Recovery:
         return self.saved_round
 
     def _check(self, run: dict[str, Any]) -> None:
-        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options. `run`: parsed entry RUN."""
+        """Raise RunFolderError if the run cannot be resumed with this model, data and number of rounds.
+
+        `run`: the parsed checkpoint entry RUN.
+        """
         where = f"the run in {self.folder.path}"
         for difference, value in self.identity.items():
             if run[difference] != value:
                 raise RunFolderError(
-                    f"{where} was started with {difference}; undo the change to the task, or give another --out"
+                    f"{where} was started with {difference}; undo the change to the task, or start a new run with another --out"
                 )
         if run["round"] > self.rounds:
             raise RunFolderError(
@@ -122,7 +125,7 @@ class Recovery:
         )
 
     def save(self, round: int, metrics_length: int) -> None:
-        """Save the state after a round. `metrics_length` is the size of metrics.jsonl in bytes after this round."""
+        """Save a checkpoint after a round. `metrics_length` is the size of metrics.jsonl in bytes after this round."""
         loop, broadcasts = self.loop, self.loop.broadcasts
         cache = broadcasts.cache
         vectors: dict[str, Tensor] = {WEIGHTS: broadcasts.weights}

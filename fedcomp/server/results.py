@@ -1,4 +1,4 @@
-"""Functions of simulations and deployments: make the strategy, check options, and collect warnings, metrics and the summary."""
+"""Functions that simulations and deployments share: make the strategy, check options, collect warnings and metrics, summarize the run."""
 
 import json
 import math
@@ -19,18 +19,18 @@ from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks import Task
 from ..tasks.data import Examples, describe_non_finite
 
-# Maximum number of rejection reasons in summary.json, and of clients for each reason. metrics.jsonl has all rejections.
+# Maximum number of rejection reasons in summary.json, and maximum number of client ids for each reason. metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
-# Fields of Summary: values of the last round, and sums over all rounds.
+# Fields of Summary whose values are those of the last round, and fields that are sums over all rounds.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
 TRAIN_PREFIX = "train_"  # prefix of the names of metrics from training
 # Metrics whose mean over the worst tenth of the clients is reported, and whether a higher value is better.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
-KINDS = "kinds"  # name of an entry in a checkpoint
-# Kinds of warnings.
+KINDS = "kinds"  # name of the checkpoint entry with the kinds of the reported warnings
+# Kinds of warnings (see WarningLog).
 METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
-# Options that have no effect on clients with the task's own optimizer or train_fn.
+# Fields of RunConfig that have no effect if the task has its own optimizer, or its own train_fn (training function).
 UNUSED_BY_OWN_OPTIMIZER = {"optimizer", "lr", "momentum", "weight_decay"}
 UNUSED_BY_TRAIN_FN = {"optimizer", "optimizer_state", "step_schedule", "accumulate", "momentum"}
 UNUSED_BY_TRAIN_FN |= {"keep_momentum", "weight_decay", "augment", "proximal", "clip"}
@@ -40,7 +40,8 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 class WarningLog:
     """A log of the warnings of a run, which passes each warning to `forward` and keeps it for the record of the round.
 
-    Only the first warning of each kind is reported in a run, also after a resume. Warnings with `kind=""` are always reported.
+    The kind of a warning is a text such as "test loss". A run, including its resumed parts, reports only the first warning of each kind.
+    Warnings with `kind=""` are always reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):
@@ -69,7 +70,10 @@ class WarningLog:
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the strategy of a run. Raises SpecError or ConfigError for options that cannot work."""
+    """Return the strategy of a run. `settings`: keyword arguments for the constructor of the strategy.
+
+    Raises SpecError for an option that cannot be parsed, and ConfigError for options that do not work together.
+    """
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both set how long clients train; give one of them"
@@ -92,19 +96,19 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
     made = strategy(config.strategy, strategy_config, layout, **settings)
     if made.decays_in_server_step and (decay := local.get("weight_decay")):
         raise ConfigError(
-            f"--optimizer {config.optimizer} applies weight decay before the vote of --strategy {made.name}; give "
-            f"--weight-decay {decay:g} instead, which is applied after the vote"
+            f"--optimizer {config.optimizer} applies weight decay on the clients, but --strategy {made.name} applies it on the server, "
+            f"after the vote; leave weight_decay out of --optimizer, and give --weight-decay {decay:g}"
         )
     return made
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
-    """Return the options with which clients train: without weight decay if the server applies it."""
+    """Return the options with which clients train. If the server applies the weight decay, theirs is 0."""
     return replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
 
 
 def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy) -> None:
-    """Raise ConfigError for an option of local training without effect, because the task has its own optimizer or train_fn."""
+    """Raise ConfigError if the user gave an option of local training that the task's own optimizer or train_fn makes ineffective."""
     trains = client_config(config, strategy)
     if task.train_fn is not None:
         unused, own = UNUSED_BY_TRAIN_FN, "its own train_fn"
@@ -128,8 +132,9 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, or an empty dict without --budget.
 
-    The bandwidths come from --bandwidths, or else from `uplinks`, those of the virtual network (None without a network). A short list is
-    repeated. Raises ConfigError if the budget is too small, or if options exclude each other.
+    The bandwidths come from --bandwidths if it is given. Otherwise, they come from `uplinks`, the bandwidths of the virtual network (None
+    without a network). A list that is shorter than the number of clients is repeated. Raises ConfigError if the budget is too small for an
+    update, or if options exclude each other.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -165,7 +170,10 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the statistics of each metric over the clients, and each client's metrics. Non-finite values are omitted with a warning."""
+    """Return the statistics of each metric over the clients, by metric name, and the metrics of each client, by client id.
+
+    Values that are not finite are left out with a warning.
+    """
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -196,7 +204,7 @@ def _summarize(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
 def summarize_run(
     records: Sequence[RoundRecord], config: RunConfig, device: str, warnings: Iterable[str]
 ) -> Summary:
-    """Return the summary of a run from the records of its rounds, with `warnings` in addition to those of the rounds."""
+    """Return the summary of a run from the records of its rounds. `warnings`: further warnings, which belong to no round."""
 
     def total(field: str) -> Any:
         """Return the sum of a field over all rounds, or None if it is None in any round."""
@@ -236,7 +244,10 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn, once in a run, if `loss`, the loss on the data `test`, is not finite. None means that the model was not evaluated."""
+    """Warn if `loss` is not finite; only the first such loss in a run causes a warning.
+
+    `loss`: the loss on the data `test` after the round, or None if the model was not evaluated.
+    """
     if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
         return
     values = describe_non_finite(test)

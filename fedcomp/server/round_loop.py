@@ -1,8 +1,8 @@
 """The round loop: draw a cohort, exchange messages with it, aggregate the updates, broadcast the new model.
 
 A strategy chooses the cohort (the clients of a round) and the phases (exchanges of messages), and aggregates the accepted updates. The
-round loop chooses the smallest download for each client, checks every report as it arrives, ends the phases, applies the server optimizer,
-and creates the broadcast.
+round loop chooses for each client the smallest download that brings it up to date, checks every report (a client's answer) as it arrives,
+ends the phases, applies the server optimizer, and creates the broadcast (the encoded change of the model).
 """
 
 import math
@@ -68,7 +68,7 @@ class RoundLoop:
     answered. `bandwidths`: uplink speeds by client, in bytes per second, if known. `evaluates(round)` returns whether the clients of a
     round evaluate the model that they receive.
 
-    The order in which updates are summed depends on the client ids, not on the order of answers.
+    Updates are summed in the order of client ids, not in the order of their arrival, so that rounding errors are reproducible.
     """
 
     def __init__(
@@ -92,13 +92,14 @@ class RoundLoop:
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
         # By client: number of examples in its last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: frame with the coordinates of its last accepted update that the server did not use, until the client receives it.
+        # By client: frame (encoded vector) with the coordinates of its last accepted update that the server did not use. An entry is
+        # removed once the client has received it.
         self.dropped: dict[int, bytes] = {}
         self.changed_clients: set[int] = set()  # clients of the rounds since the last checkpoint
 
     @property
     def model(self) -> Tensor:
-        """A view of the model's weights."""
+        """The model's weights [n], as a view of the vector that the server broadcasts."""
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
@@ -118,7 +119,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # `assignments` has the downloads
+            self.broadcasts.release_downloads()  # `assignments` still refers to the downloads
             ends = phase.completion or completion
             exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
@@ -137,7 +138,7 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return the exchange of a phase and the assignments for the clients in `configs`, which are counted in `traffic`.
+        """Return the exchange of a phase, and the assignments to send to the clients in `configs`. Count their bytes in `traffic`.
 
         `before`: accepted updates of the earlier phases of the round.
         """
@@ -229,25 +230,29 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version, and that it has received its frame in `dropped`."""
+        """Record the client's model version. Unless the client failed, it has received its frame in `dropped`, which is then removed."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
     def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
-        """Aggregate the updates. Return the result of `aggregate`, and the step [numel] of the server optimizer."""
+        """Aggregate the updates. Return the strategy's Aggregation, and the step [numel] of the server optimizer."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         estimated, weights = self._with_estimates(phases), self.broadcasts.weights
         updates = RoundUpdates(round, estimated, weights, self.examples, len(self.versions))
-        # `Broadcasts.prepare` detects values that are not finite.
+        # No warnings about overflow: `Broadcasts.prepare` raises NonFiniteError if a value is not finite.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             return aggregation, self.optimizer.step(update)
 
     def _update_model(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Publish a broadcast of the optimizer's step times --server-lr. Raises NonFiniteError before the model changes."""
+        """Update the model by a broadcast, and return it, or None if there is nothing to send.
+
+        `update`: the step [numel] of the server optimizer, which is multiplied by --server-lr in place. `decay`: factor by which the
+        weights are multiplied before the step. Raises NonFiniteError, and leaves the model unchanged, if the step is not finite.
+        """
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
             update.mul_(self.config.server_lr)
@@ -258,7 +263,10 @@ class RoundLoop:
         return broadcast
 
     def _with_estimates(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by the estimates of the error-feedback memory's part on the server, if any."""
+        """Replace the updates of the last phase by estimates if the clients' memory has a server half, the counterpart.
+
+        The counterpart computes the estimates. It may add estimates for clients outside of the round.
+        """
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -273,7 +281,10 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step / server_lr‖² for the model's step in a round, for comparison with the ‖update‖² of clients."""
+        """Return ‖step / server_lr‖² for the model's step in a round, or 0 without a broadcast.
+
+        The counterpart compares the result with ‖update‖² of the clients.
+        """
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout

@@ -39,10 +39,10 @@ CHECKPOINT = "checkpoint"
 
 
 class RunFolder(OutFolder):
-    """The folder of one run. Without --out, `open` sets `path` to a new name.
+    """The folder of one run. Without --out, `open` creates a folder with a new name and sets `path`.
 
-    Raises RunFolderError, before anything is written, if the folder --out of a new run is not empty, or if the folder --out of a resumed
-    run has no run with these options.
+    The constructor raises RunFolderError, before anything is written, if the run is new and the folder --out is not empty, or if the run is
+    resumed and the folder --out contains no run with these options.
     """
 
     def __init__(self, config: RunConfig):
@@ -60,7 +60,8 @@ class RunFolder(OutFolder):
         if name:
             before, now = (values.get(name, "not given") for values in (stored, settings(config)))
             raise RunFolderError(
-                f"{flag(name)} differs from the run in {self.path} (there {before}, now {now}); give the same value, or another --out"
+                f"{flag(name)} differs from the run in {self.path} (there {before}, now {now}); give the value of that run, or start a "
+                "new run with another --out"
             )
         return stored
 
@@ -74,7 +75,7 @@ class RunFolder(OutFolder):
         return read_records(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
-        """Truncate metrics.jsonl to its length at the checkpoint. Raises RunFolderError if it is shorter or damaged."""
+        """Truncate metrics.jsonl to `length` bytes, its size at the checkpoint. Raises RunFolderError if it is shorter or damaged."""
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size < length:

@@ -1,4 +1,4 @@
-"""The server's side of a run: the parts that simulations and deployments share."""
+"""The base class of simulations and deployments, with the parts of a run on the server that they share."""
 
 import time
 from abc import ABC, abstractmethod
@@ -25,14 +25,14 @@ from .results import (
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import RunFolder
 
-NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
+NOTHING_ACCEPTED = "no client's update was accepted in any round; metrics.jsonl has the reasons"
 UNCHANGED = "the trained model has its initial weights; the train_fn must change the parameters of the model that it receives"
 
 
 class ServerRun(ABC):
-    """Base class of simulations and deployments, whose constructors set `loop` and `evaluator`.
+    """Base class of simulations and deployments. The constructors of subclasses set `loop` and `evaluator`.
 
-    `task`: a replacement for the task that `config.task` names. Raises UserError for options that cannot work.
+    `task`: the task of the run, or None to load the task that `config.task` names. Raises UserError for options that cannot work.
     """
 
     loop: RoundLoop
@@ -49,14 +49,14 @@ class ServerRun(ABC):
 
     @abstractmethod
     def write_config(self) -> None:
-        """Write the options and the choices for this machine to config.toml."""
+        """Write the options, and the choices for this machine such as the device, to config.toml."""
 
     def open(
         self, exit_stack: ExitStack, data: Examples | None, others: Mapping[str, Stateful]
     ) -> int:
         """Open the run folder until `exit_stack` ends, and restore a resumed run. Return the last saved round.
 
-        See Recovery for `data` and `others`.
+        For `data` and `others`, see the constructor of Recovery.
         """
         self.folder.open()
         exit_stack.callback(self.folder.close)
@@ -95,7 +95,7 @@ class ServerRun(ABC):
         )
 
     def record(self, result: RoundResult, began: float) -> RoundRecord:
-        """Evaluate the model after a round, and return the record of the round, with a record of each client that reported metrics.
+        """Evaluate the model after a round. Return the record of the round, with a record of each client that reported metrics.
 
         `began`: `time.perf_counter()` at the start of the round.
         """
@@ -118,7 +118,8 @@ class ServerRun(ABC):
             seconds=time.perf_counter() - began,
             catch_up_bytes=traffic.catch_up_bytes,
             first_download_bytes=traffic.first_download_bytes,
-            # A client with a ticket (hash) but no update did not skip: a relay has added its update to that of another client.
+            # Clients that had nothing to send. A client with a ticket (hash of its update) but no update is not one of them: a relay has
+            # added its update to that of another client.
             skipped=sum(a.update is None and not a.ticket for a in result.accepted),
             uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
             rejections=tuple(result.rejections),

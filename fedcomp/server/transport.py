@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Seconds that a client has to reconnect if its connection ends before it has answered. Its assignment is then sent again.
+# If a client's connection ends before the client has answered, it has this many seconds to reconnect and get its assignment again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "the client's connection ended, and the client did not reconnect in time"
 
@@ -33,7 +33,7 @@ class Delivery:
 class Clock:
     """The clock of a run, which measures real time. A subclass measures virtual time, for simulations with a virtual network."""
 
-    time_s: float = 0.0  # virtual seconds since the run began
+    time_s: float = 0.0  # virtual seconds since the run began; stays 0 in real time
     started_s: float = 0.0  # start of the last exchange of messages, as returned by `now`
     limit_s: float | None = None  # time limit of the last exchange of messages
 
@@ -42,7 +42,10 @@ class Clock:
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers the transport may deliver before the server must check whether the exchange is complete."""
+        """Set how many answers the transport may deliver before the server must check whether the exchange is complete.
+
+        A clock that measures real time ignores the call.
+        """
 
     def now(self) -> float:
         """Return the time in seconds since an arbitrary start. Compare only times of the same exchange of messages."""

@@ -635,7 +635,7 @@ def test_its_memory_is_refused_with_other_strategies_and_for_the_downlink():
         Federation(RULES, strategy=Average)
     with pytest.raises(
         ConfigError,
-        match="--downlink-memory sketched needs several phases, but a broadcast has one; use --downlink-memory",
+        match="--downlink-memory sketched sends an update in several frames, but a broadcast has one frame; use",
     ):
         Federation(replace(RULES, downlink="sketch", downlink_memory="sketched"), strategy=SMALL)
 
