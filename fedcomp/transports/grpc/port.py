@@ -34,7 +34,7 @@ from .wire import Kind, Refused
 CLOSE_S = 5.0  # time limit to send the last message on a stream
 # The port looks for connections that flood it with bytes. The pause after each check is CHECK_S seconds or, if longer, CHECK_RATIO times
 # the processor time of the check. While there are connections on which no client has joined, NEW_CHECK_RATIO replaces CHECK_RATIO.
-CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.01, 50, 10
+CHECK_S, CHECK_RATIO, NEW_CHECK_RATIO = 0.005, 50, 5
 # A frozen connection is open, but its data are discarded (`PortTraffic.freeze`). A connection that is cut is shut down at once.
 CUT_S = 0.05  # time between cutting two frozen connections
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut

@@ -30,7 +30,7 @@ FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 # The server cuts a connection on which it receives more than ENDED_FLOOD_BYTES bytes after the end of its stream.
 ENDED_FLOOD_BYTES = 1 << 20
 JOINED_READS = 32  # number of joined connections whose counters are read in one check for floods
-FROZEN_S, MAX_FROZEN, MAX_FROZEN_BYTES = 10.0, 32, 1 << 20  # see `PortTraffic.cut_frozen`
+FROZEN_S, MAX_FROZEN, MAX_FROZEN_BYTES = 10.0, 32, 1 << 18  # see `PortTraffic.cut_frozen`
 # Linux's socket options that add a packet filter to a socket and remove it, and a filter of one instruction that drops all packets.
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
