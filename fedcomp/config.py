@@ -445,7 +445,9 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
     if value is None:
         return
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
-        raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
+        raise ConfigError(
+            f"{name} is {value!r}; give a text of printable characters that are not only spaces"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
     if "parse" in limits:

@@ -37,7 +37,7 @@ class Recorder:
         self._nested_s: list[float] = []
 
     def take(self) -> dict[str, float]:
-        """Return the total seconds, by name, of the spans that finished since the last call. Spans nested in a span do not count for it."""
+        """Return the total seconds, by name, of the spans that finished since the last call, without the time of spans nested in them."""
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 

@@ -3,8 +3,8 @@
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
     piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round: 5 means 5@1
 
-`1,8@21` is 1 in rounds 1 to 20, and 8 from round 21 on. `8@21` is the value of the option (such as --local-steps) in rounds 1 to 20, and 8
-from round 21 on.
+`1,8@21` is 1 in rounds 1 to 20, and 8 from round 21 on. `8@21` alone is the value of the option (such as --local-steps) in rounds 1
+to 20, and 8 from round 21 on.
 
 A curve starts in the first round after the warm-up (such as --lr-warmup) and ends in a round called the horizon. Let v be the value of the
 option, and R the number of rounds from the end of the warm-up to the horizon. In the r-th round after the warm-up, the progress p is
@@ -167,7 +167,9 @@ class ValueRange:
         raw, at, when = item.partition("@")
         if not at and not first:
             example = f"{item or 'VALUE'}@ROUND"
-            raise SpecError(f"'{item}' in '{text}' has no first round; write {example}")
+            raise SpecError(
+                f"'{item}' in '{text}' does not say from which round on it applies; write {example}"
+            )
         value = spec.convert(raw.strip(), int if self.whole else float, f"the value in '{item}'")
         round = spec.convert(when.strip(), int, f"the round in '{item}'") if at else 1
         if not 1 <= round <= MAX_ROUND:

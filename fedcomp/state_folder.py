@@ -3,9 +3,9 @@
 Each save replaces the whole file atomically. If the process is killed at any moment, the folder contains the last complete state. The file
 consists of three parts:
 
-    8 bytes  length of the header, little-endian
-        header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
-        bodies   the values, one after the other, in the order of the header; vectors as float32
+    length   of the header, 8 bytes, little-endian
+    header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
+    bodies   the values, one after the other, in the order of the header; vectors as float32
 
 Pickle is not used, because loading a pickle can execute code.
 """

@@ -76,7 +76,7 @@ def edges(results: Results) -> str:
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
     listed = ", ".join(names)
-    return f"The chosen value lies at an end of the grid for {listed}." if names else ""
+    return f"The chosen learning rate lies at an end of its grid for {listed}." if names else ""
 
 
 def size(count: float) -> str:

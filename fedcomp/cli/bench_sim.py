@@ -75,7 +75,9 @@ def parse_loops(text: str) -> list[str]:
     """Return the names of the PyTorch loops that --loops selects. Raises ConfigError for an unknown name."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
-        raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
+        raise ConfigError(
+            f"--loops is '{text}', but '{NO_LOOPS}' cannot be combined with names of loops"
+        )
     if unknown := [name for name in names if name not in LOOPS]:
         raise ConfigError(
             f"--loops cannot be '{unknown[0]}'; {nearest(unknown[0], [*LOOPS, NO_LOOPS])}"

@@ -37,7 +37,7 @@ def print_error(message: str) -> None:
 def output_lost(error: BaseException | None = None) -> str | None:
     """Flush standard output. If it cannot be written, discard the buffered output and return the reason, else return None.
 
-    `error` is an exception that the command raised, which an earlier write to standard output may have caused.
+    `error`: the exception with which the command ended, if any. If a write to standard output caused it, the output counts as lost.
     """
     try:
         sys.stdout.flush()

@@ -66,8 +66,8 @@ class Replica:
     def check_applicable(self, assignment: Assignment, version: str) -> None:
         """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
-        A download of several frames can be applied to the version before or after any of its frames, because it may contain frames that the
-        client has already applied. The server sends such frames if it has not received the client's last report.
+        A download of several frames can be applied to the version `base`, and to the version that results from any of the frames; frames
+        that the client has already applied are skipped. The server sends such frames if it has not received the client's last report.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

@@ -35,9 +35,9 @@ def _bits(raw, at, width):
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """For each 1 bit from `start` on, write the number of 0 bits before it to `high`.
+    """Read `high.size` 1 bits from `start` on, and write the number of 0 bits before each of them to `high`.
 
-    Return the index of the bit after the last 1 bit, or end + 1 if there are too few 1 bits.
+    Return the index of the bit after the last one read, or end + 1 if there are fewer 1 bits before `end`.
     """
     i, before, at = uint64(0), start, start & ~7
     skip = uint64(start & 7)

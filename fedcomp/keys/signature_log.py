@@ -42,7 +42,7 @@ class SignatureLog:
         if not known and len(runs) >= MAX_RUNS:
             raise UserError(
                 f"this client has taken part in sealed elections of {MAX_RUNS} runs, the maximum for one state folder; give it a new "
-                "--state-dir and a new key"
+                "--state-dir, and a new key with: fedcomp keys renew ID"
             )
         if self.folder:
             self.folder.save(new, name)

@@ -230,7 +230,7 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_batch` without modifying x. Change the state to the state that applies if the frame is not accepted."""
+        """Implement `propose_batch` without modifying x. Leave the memory in the state that is right if the frame is not accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
         """Return the bytes to store in `pending` for a proposed frame; by default, the whole frame."""

@@ -174,7 +174,7 @@ class Checkpoint:
         return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`, by the names without this prefix."""
+        """Return a dict of the values whose names begin with `prefix`. Its keys are the names without the prefix."""
         with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",
@@ -240,5 +240,5 @@ class Checkpoint:
         except (OSError, SafetensorError, sqlite3.Error) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.folder} could not be written ({error}); the previous checkpoint is intact; free disk "
-                "space, then continue with --resume"
+                "space or make the folder writable, then continue with --resume"
             ) from error

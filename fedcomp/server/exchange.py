@@ -290,8 +290,8 @@ def _check_step(report: Report, assignment: Assignment) -> None:
     """Raise ProtocolError if client and server disagree about the last accepted update, or if the ticket of the new update is wrong."""
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the last update that the server accepted from this client has the hash '{assignment.accepted}', but the client reports the "
-            f"hash '{report.committed}'"
+            "client and server disagree about the last update that the server accepted from this client: its hash is "
+            f"'{assignment.accepted}' on the server, and '{report.committed}' on the client; use the same version of fedcomp on both sides"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(

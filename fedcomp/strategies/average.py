@@ -59,7 +59,10 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor d (0 to 1) of an accepted update. The mean is Σ w·d·update / Σ w, so a small d also shortens the mean."""
+        """Return the factor d, from 0 to 1, by which an accepted update is multiplied.
+
+        The mean is Σ w·d·update / Σ w. The divisor does not contain d, so a small d also reduces the norm of the mean.
+        """
         return 1.0
 
     def _correct(

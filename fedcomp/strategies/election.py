@@ -278,8 +278,9 @@ class Election(Vote):
             )
         if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
             raise ConfigError(
-                f"--strategy election with sealed=true needs valid ballots of at least {MIN_PARTITIONS} partitions, but {f} of {clients} "
-                f"clients (option f) may send invalid ballots; give a smaller 'f', or more 'seats' and --clients"
+                f"--strategy election with sealed=true needs valid ballots of at least {MIN_PARTITIONS} partitions, but a round has {n} "
+                f"partitions of about {clients // n} clients, so that f={f} Byzantine clients can leave only {n - f // (clients // n)} "
+                "partitions with valid ballots; give a smaller 'f', or more 'seats' and --clients"
             )
 
     def _guarantee(self, clients: int = 0) -> str:

@@ -423,7 +423,7 @@ def checked_bits(packed: bytes, numel: int) -> bytes:
     """Return a ballot whose unused bits are set to 0. Raises UnopenableBallot for a ballot of the wrong size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(
-            f"the ballot has {len(packed)} bytes, which do not fit a model of {numel} parameters"
+            f"the ballot has {len(packed)} bytes; a model of {numel} parameters needs {(numel + 7) // 8}"
         )
     mask = 0xFF << -numel % 8
     return packed[:-1] + bytes(last & mask for last in packed[-1:])
@@ -585,7 +585,7 @@ class SealedRound:
         sealed = SealedBallot.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
             raise FrameError(
-                f"the ballot has {sealed.size} bytes, which do not fit a model of {self.numel} parameters"
+                f"the ballot has {sealed.size} bytes; a model of {self.numel} parameters needs {(self.numel + 7) // 8}"
             )
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:

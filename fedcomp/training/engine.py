@@ -57,7 +57,7 @@ class LocalUpdate(NamedTuple):
 
 
 class ClientEngine(ABC):
-    """Base class of engines that train one client at a time. All clients train in the same `model`, which is moved to `device`."""
+    """Base class of engines that train one client at a time. The object `model` is moved to `device` and reused for all clients."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)

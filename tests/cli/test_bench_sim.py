@@ -162,7 +162,10 @@ def test_temporary_folders_are_removed(tmp_path, monkeypatch):
         (["--task", "nothing"], "unknown task 'nothing'"),
         (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
         (["--loops", "leen"], "--loops cannot be 'leen'; did you mean 'lean'?"),
-        (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or only none"),
+        (
+            ["--loops", "lean,none"],
+            "--loops is 'lean,none', but 'none' cannot be combined with names of loops",
+        ),
     ],
 )
 def test_a_user_error_is_one_error_message(words, output):

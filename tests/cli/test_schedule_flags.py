@@ -16,7 +16,7 @@ from command_line import fedcomp
         ),
         (
             "--local-steps-schedule 1,8",
-            "--local-steps-schedule 1,8: '8' in '1,8' has no first round; write 8@ROUND",
+            "--local-steps-schedule 1,8: '8' in '1,8' does not say from which round on it applies; write 8@ROUND",
         ),
         (
             "--batch-size-schedule 0@3",

@@ -330,13 +330,13 @@ def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
 
 def test_options_with_which_one_byzantine_client_stops_every_vote_are_refused():
     for clients in (3, 4, 5):
-        with pytest.raises(UserError, match="may send invalid ballots; give a smaller 'f'"):
+        with pytest.raises(UserError, match="partitions with valid ballots; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
         "each partition has two clients"
     )
-    with pytest.raises(UserError, match="may send invalid ballots; give a smaller 'f'"):
+    with pytest.raises(UserError, match="partitions with valid ballots; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
 
 

@@ -76,7 +76,9 @@ class Parcel(WireMessage):
                 arrays[name] = Array(dtype, tuple(shape), stype, body)
             return arrays
         except (ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError(f"the uncompressed arrays cannot be read ({error})") from error
+            raise ProtocolError(
+                f"the arrays that the message contains without compression are malformed ({error})"
+            ) from error
 
 
 @dataclass(frozen=True)

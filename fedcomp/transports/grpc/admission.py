@@ -173,7 +173,7 @@ class Admission:
         self._take_token(stream.relay_identity, "this relay")
 
     def _identify(self, stream: Stream, client: int) -> None:
-        """Set the logical client id of a stream. Raises EndStream for an id that is not in the run, or a client that joins too often."""
+        """Set the client id of a stream. Raises EndStream for an id that is not in the run, or a client that joins too often."""
         clients = self.settings.clients
         if not 0 <= client < clients:
             reason = (

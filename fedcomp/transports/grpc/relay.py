@@ -78,8 +78,8 @@ class RelayConnection(GrpcConnection):
 class Relay:
     """A relay: one connection to a server, and a port that serves clients while this connection lasts.
 
-    `opened` is called with the port's number and the terms of the run (RelayTerms), `changed` with the new number of connected clients, and
-    `warn` with each warning. All three callbacks run in the thread of the gRPC event loop.
+    Three functions are called back: `opened` with the port's number and the terms of the run (RelayTerms) when the port opens, `changed`
+    with the number of connected clients when it changes, and `warn` with each warning. They run in the thread of the gRPC event loop.
     """
 
     connection: RelayConnection

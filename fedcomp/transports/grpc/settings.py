@@ -65,8 +65,8 @@ class PortSettings:
     public key (DER SubjectPublicKeyInfo) to the client's logical id (number in the run).
 
     A stream is closed if its client does not join within `join_s` seconds, or has an assignment (request to train) and sends nothing for
-    `silence_s` seconds. The assignment of a silent client counts as lost at once, and that of a client whose connection has ended after
-    `grace_s` seconds without a reconnection. If `grace_s` is inf, neither counts as lost.
+    `silence_s` seconds. The assignment of a silent client counts as lost at once. If a connection ends, the assignment of its client counts
+    as lost unless the client reconnects within `grace_s` seconds. If `grace_s` is inf, neither counts as lost.
     """
 
     address: str
