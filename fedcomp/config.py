@@ -85,13 +85,13 @@ class RunConfig:
     quorum: float = fraction(
         1.0,
         "A round ends as soon as the server has accepted the updates of this fraction of the clients that take part in the round; 1 = a "
-        "round waits for all these clients. A simulation needs --network for other values.",
+        "round waits for all these clients. A simulation needs a virtual network for other values.",
         changeable=True,
     )
     deadline: float = zero_or_more(
         0.0,
         "Time limit of a round in seconds; 0 = no limit. Answers after the limit are not used. If a strategy exchanges several messages "
-        "with a client in a round, the limit applies to each exchange. A simulation needs --network for a limit.",
+        "with a client in a round, the limit applies to each exchange. A simulation needs a virtual network for a limit.",
         changeable=True,
     )
     network: str | None = option(

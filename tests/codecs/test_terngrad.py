@@ -200,7 +200,7 @@ def test_sums_that_are_too_large_are_refused():
         try:
             doubled = c.merge([frame, frame])
         except FrameError as error:
-            assert "not finite" in str(error)
+            assert "exceeds the range of float32" in str(error)
             break
         frame = doubled
     assert c.decode(frame, numel=3).tolist() == [(MAX_MULTIPLE + 1) / 2] * 3

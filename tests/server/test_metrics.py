@@ -196,6 +196,6 @@ def test_the_docs_name_every_metric_family():
     )
     named = re.findall(
         r"`(fedcomp_\w+)(?:\{\w+\})?`",
-        docs.partition("| metric |")[2].partition("Only deployments")[0],
+        docs.partition("| metric |")[2].partition("The metrics from")[0],
     )
     assert named and sorted(named) == sorted(written)

@@ -116,7 +116,7 @@ def test_unset_codecs_and_memory_get_the_defaults_of_the_strategy(tmp_path):
             "strategy 'sketched-sgd' has no option 'candidate'; did you mean 'candidates'",
         ),
         ({"strategy": "sketched-sgd@layer"}, "has no scope"),
-        ({"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
+        ({"density_warmup": 3}, "--density-schedule and --budget change the size of frames; leave"),
         (
             {"memory": "sketched:momentum=1"},
             "momentum is 1; give at least 0 and less than 1, such as 0.9",

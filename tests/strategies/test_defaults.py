@@ -81,7 +81,7 @@ def test_momentum_is_not_applied_twice(name, local):
 @for_each("optimizer", ["sgd:weight_decay=0.1", "adamw:weight_decay=0.1"])
 def test_weight_decay_before_a_vote_is_refused(strategy, optimizer):
     cohort = {"clients": 3, "participation": 1.0}
-    with pytest.raises(ConfigError, match="give --weight-decay 0.1 instead"):
+    with pytest.raises(ConfigError, match="and give --weight-decay 0.1"):
         made(strategy=strategy, optimizer=optimizer, **cohort)
     assert made(strategy=strategy, weight_decay=0.1, **cohort)
     assert made(optimizer=optimizer)
