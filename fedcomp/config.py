@@ -240,7 +240,7 @@ class RunConfig:
     budget: str | None = option(
         None,
         "Limit from which the uplink density (fraction of coordinates that clients send) is computed: 200kB = bytes that all clients of a "
-        "round together may send; 30s = time that each client may take to send. A time needs --bandwidths or --network.",
+        "round together may send; 30s = time that each client may take to send. A time needs --bandwidths or a virtual network.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
     )
