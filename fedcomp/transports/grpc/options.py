@@ -13,7 +13,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 KEEPALIVE_S = 100  # time without received data after which a keepalive ping is sent
 ANSWER_S = 20  # time to answer a keepalive ping before the connection is closed
-SPARE_CONNECTIONS = 4096  # connections that are allowed in addition to one per client
+# A connection is half open until it has a gRPC stream, for example during the TLS handshake. Each takes about 30 kB of memory.
+MIN_HALF_OPEN = 300  # half-open connections that every server allows
+SPARE_CONNECTIONS = 300  # further connections that are allowed, so that clients can connect before half-open connections are cut
 SPARE_FILES = 256  # file descriptors that the process needs in addition to its connections
 
 _BOTH = {
@@ -51,8 +53,13 @@ _CLIENT = {
 
 def server_options(clients: int) -> list[tuple[str, int]]:
     """Return the gRPC options of a server for `clients` clients. Raises ConfigError if the system allows too few open files."""
-    connections = _allow_connections(clients + SPARE_CONNECTIONS)
+    connections = _allow_connections(clients + max_half_open(clients) + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
+
+
+def max_half_open(clients: int) -> int:
+    """Return how many half-open connections a server for `clients` clients allows. All clients may connect at the same time."""
+    return max(MIN_HALF_OPEN, clients)
 
 
 def client_options() -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from ...server.transport import Lost
 from . import relay_wire, wire
 from .admission import EXPELLED, Admission
 from .events import AnsweredLate, Event, Joined, Left, Warned
-from .options import server_options
+from .options import max_half_open, server_options
 from .pending_assignments import PendingAssignment, PendingAssignments
 from .settings import Credentials, PeerKey, PortSettings
 from .streams import ConnectedRelay, EndStream, RelayedClient, Stream
@@ -159,6 +159,8 @@ class Port:
                 else:
                     self._flooded = True
                     self._drop(stream)
+            if n_cut := self.traffic.cut_half_open(max_half_open(self.settings.clients)):
+                self.admission.refused["half open"] += n_cut
             ratio = NEW_CHECK_RATIO if floods or self.traffic.new_connections else CHECK_RATIO
             await asyncio.sleep(max(CHECK_S, ratio * check_s))
 

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
@@ -104,8 +105,9 @@ class PortTraffic:
         self._frozen: dict[Peer, tuple[float, int]] = {}
         self._accepting = True
         self._turn = 0  # position in `_live` of the first joined connection that `floods` reads
-        # The number of connections on which no client had joined when `floods` was last called.
-        self.new_connections = 0
+        # The number of connections on which no client had joined when `floods` was last called, and the half-open connections among them
+        # (without a stream, for example during the TLS handshake), the oldest first.
+        self.new_connections, self._half_open = 0, list[Peer]()
 
     @property
     def connections(self) -> int | None:
@@ -171,7 +173,7 @@ class PortTraffic:
             return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         self._find()
-        self.new_connections = 0
+        self.new_connections, self._half_open = 0, []
         live = [*self._live.items()]
         self._turn += JOINED_READS
         for number, (peer, (_, last)) in enumerate(live):
@@ -191,7 +193,23 @@ class PortTraffic:
                 limit += 2 * messages + sent_bytes // 8
             if received_bytes > limit:
                 floods.append((peer, stream, received_bytes))
+            elif stream is None and peer not in ended:
+                self._half_open.append(peer)
         return floods
+
+    def cut_half_open(self, allowed: int) -> int:
+        """Cut half-open connections that `floods` has found, if there are more than `allowed`. Return how many were cut.
+
+        The oldest half-open connections of one host are cut, the host with most of them, so that clients on other hosts can join.
+        """
+        excess = len(self._half_open) - allowed
+        if excess <= 0:
+            return 0
+        ((host, _),) = Counter(host for host, _ in self._half_open).most_common(1)
+        cut = [peer for peer in self._half_open if peer[0] == host][:excess]
+        for peer in cut:
+            self.cut(peer)
+        return len(cut)
 
     def cut(self, peer: Peer | None) -> None:
         """Shut down a connection immediately, and discard received data that gRPC has not read."""

@@ -22,6 +22,7 @@ from grpc_ends import (
     Server,
     assignment,
     attend,
+    attend_again,
     connect,
     needs_byte_counts,
     report,
@@ -250,7 +251,7 @@ def test_half_open_connections_do_not_keep_clients_out(loop, enrolled, secure):
     with serving(3, **secure) as server, ExitStack() as sockets:
         for _ in range(2000):
             sockets.enter_context(tcp(server))
-        loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
+        loop.start(attend_again(server, 1, credentials=enrolled.credentials[1]))
         check_client_1(server)
 
 
@@ -336,6 +337,18 @@ def test_a_flood_of_headers_is_stopped_before_it_fills_the_memory(loop):
         check_client_1(server)
         [warning] = server.warnings
         assert warning.startswith("a connection from 127.0.0.1 on which no client has joined sent ")
+
+
+@needs_byte_counts
+def test_clients_join_while_a_host_opens_many_connections(loop, monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.options.MIN_HALF_OPEN", 10)
+    monkeypatch.setattr("fedcomp.transports.grpc.options.SPARE_CONNECTIONS", 10)
+    with serving(2) as server, ExitStack() as sockets:
+        for _ in range(100):
+            sockets.enter_context(tcp(server, 2))
+        loop.start(attend_again(server, 1))
+        check_client_1(server)
+        server.wait_for(lambda: server.transport.figures().refused.get("half open", 0) > 0)
 
 
 @needs_byte_counts

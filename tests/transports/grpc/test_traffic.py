@@ -199,3 +199,20 @@ def test_bytes_of_a_client_that_joined_before_its_connection_was_found_are_count
     accepted.close()
     assert traffic.connections == 0
     assert traffic.report([]).by_client[3].bytes_in == NEW_FLOOD_BYTES + 1
+
+
+def test_the_oldest_half_open_connections_of_one_host_are_cut():
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
+        traffic, accepted = PortTraffic(), []
+        traffic.port = listening.getsockname()[1]
+        for host in ("127.0.0.2", "127.0.0.1", "127.0.0.1", "127.0.0.1"):
+            client = socket.create_connection(listening.getsockname(), 10, (host, 0))
+            sockets.enter_context(client)
+            connection, _ = listening.accept()
+            accepted.append(sockets.enter_context(connection))
+            traffic.floods([], {})
+        assert traffic.cut_half_open(4) == 0
+        assert traffic.cut_half_open(2) == 2
+        assert [is_cut(connection) for connection in accepted] == [False, True, True, False]
+        traffic.floods([], {})
+        assert traffic.cut_half_open(2) == 0
