@@ -422,7 +422,7 @@ def join_meanwhile(run: "Run", count: int) -> None:
             connection = socket.create_connection(("127.0.0.1", run.port), 20)
             tls = context.wrap_socket(connection, do_handshake_on_connect=False)
             sockets.enter_context(tls).settimeout(0)
-            with suppress(OSError):  # the server's answer has not arrived, or the server has closed the connection
+            with suppress(OSError):  # no answer yet, or the server has closed the connection
                 tls.do_handshake()
         joined_s, peak_mb = run.join(1)
     print(

@@ -28,6 +28,9 @@ U64 = struct.Struct("=Q")
 # Until a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for
 # a byte of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
+# If there are many connections on which no client has joined, they share NEW_BYTES bytes, so that their headers do not fill the memory. But
+# each may send at least MIN_NEW_FLOOD_BYTES bytes, twice as many as a client needs to join.
+NEW_BYTES, MIN_NEW_FLOOD_BYTES = 1 << 20, 6 << 10
 # The server cuts a connection on which it receives more than ENDED_FLOOD_BYTES bytes after the end of its stream.
 ENDED_FLOOD_BYTES = 1 << 20
 JOINED_READS = 32  # number of joined connections whose counters are read in one check for floods
@@ -173,6 +176,8 @@ class PortTraffic:
             return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         self._find()
+        share = NEW_BYTES // max(self.new_connections, 1)
+        new_limit = max(MIN_NEW_FLOOD_BYTES, min(NEW_FLOOD_BYTES, share))
         self.new_connections, self._half_open = 0, []
         live = [*self._live.items()]
         self._turn += JOINED_READS
@@ -189,7 +194,7 @@ class PortTraffic:
             else:
                 self.new_connections += not in_use
                 messages = 0 if stream is None else stream.received_bytes
-                limit = FLOOD_BYTES if in_use else NEW_FLOOD_BYTES
+                limit = FLOOD_BYTES if in_use else new_limit
                 limit += 2 * messages + sent_bytes // 8
             if received_bytes > limit:
                 floods.append((peer, stream, received_bytes))

@@ -7,7 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcomp.transports.grpc.traffic import NEW_FLOOD_BYTES, PortTraffic, counts_bytes
+from fedcomp.transports.grpc.traffic import (
+    MIN_NEW_FLOOD_BYTES,
+    NEW_FLOOD_BYTES,
+    PortTraffic,
+    counts_bytes,
+)
 
 pytestmark = pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes")
 
@@ -199,6 +204,20 @@ def test_bytes_of_a_client_that_joined_before_its_connection_was_found_are_count
     accepted.close()
     assert traffic.connections == 0
     assert traffic.report([]).by_client[3].bytes_in == NEW_FLOOD_BYTES + 1
+
+
+def test_many_new_connections_may_each_send_less(monkeypatch):
+    monkeypatch.setattr("fedcomp.transports.grpc.traffic.NEW_BYTES", 3 * MIN_NEW_FLOOD_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as sockets:
+        traffic = PortTraffic()
+        traffic.port = listening.getsockname()[1]
+        for opened in range(1, 4):
+            client = sockets.enter_context(socket.create_connection(listening.getsockname(), 10))
+            sockets.enter_context(listening.accept()[0])
+            client.sendall(bytes(MIN_NEW_FLOOD_BYTES + 1))
+            time.sleep(0.1)
+            traffic.floods([], {})
+            assert len(traffic.floods([], {})) == (opened if opened == 3 else 0)
 
 
 def test_the_oldest_half_open_connections_of_one_host_are_cut():
