@@ -70,7 +70,7 @@ def test_frozen_and_killed_clients_miss_one_deadline_and_full_disks_are_reported
 
         fill_the_disk(server)
         assert server.end() == 6, server.output
-        why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact; free disk space, .* --resume"
+        why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact; free disk space .* --resume"
         assert ended_with(server, why)
         done = records(tmp_path / "run")[-1]["round"]
         server = on.server(*FLAGS, *WIDE, "--rounds", str(done + 2), "--deadline", "60", "--resume")
