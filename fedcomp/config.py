@@ -222,7 +222,7 @@ class RunConfig:
     )
     batch_size_schedule: str | None = option(
         None,
-        "Number of examples in a local step by round, written like --lr-schedule: step:every=20,factor=2 doubles the number every 20 "
+        "Number of examples in a batch by round, written like --lr-schedule: step:every=20,factor=2 doubles the number every 20 "
         "rounds.",
         parse=schedules.COUNT.read,
     )

@@ -102,8 +102,9 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` multiplies the learning rate. `steps` and `batch_size` replace the options of these names, unless they are 0; `steps` also
-        replaces `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
+        `lr` multiplies the learning rate. `steps` and `batch_size` (without `accumulate`) replace the options of these names, unless they
+        are 0; `steps` also replaces `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of
+        a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -113,7 +114,7 @@ class LocalSGD:
             raise ProtocolError(
                 f"the server asks for the learning rate {self.lr * lr:g}; expected at most {MAX_FLOAT:g}"
             )
-        for unit, count in (("steps", steps), ("examples in a step", batch_size)):
+        for unit, count in (("steps", steps), ("examples in a batch", batch_size)):
             if not 0 <= count <= MAX_COUNT:
                 raise ProtocolError(
                     f"the server asks for {count} {unit}; expected 1 to {MAX_COUNT}"
@@ -124,7 +125,7 @@ class LocalSGD:
             lr_multiple=self.lr_multiple * lr,
             steps=steps or self.steps,
             epochs=0 if steps else self.epochs,
-            batch_size=batch_size or self.batch_size,
+            batch_size=batch_size * self.accumulate or self.batch_size,
         )
 
 

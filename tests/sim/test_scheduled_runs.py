@@ -227,6 +227,10 @@ def test_scheduled_steps_replace_epochs():
     assert LocalSGD(epochs=3).for_round(lr=0.5) == LocalSGD(epochs=3, lr=0.025, lr_multiple=0.5)
 
 
+def test_a_scheduled_batch_size_is_the_size_of_each_accumulated_batch():
+    assert LocalSGD(batch_size=20 * 3, accumulate=3).for_round(batch_size=8).batch_size == 8 * 3
+
+
 def test_a_schedule_needs_a_horizon_if_the_last_round_is_unknown():
     with pytest.raises(
         ConfigError, match="ends at the last round, which is unknown; give --horizon"
