@@ -29,7 +29,7 @@ U64 = struct.Struct("=Q")
 # a byte of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 # If there are many connections on which no client has joined, they share NEW_BYTES bytes, so that their headers do not fill the memory. But
-# each may send at least MIN_NEW_FLOOD_BYTES bytes, twice as many as a client needs to join.
+# each may send at least MIN_NEW_FLOOD_BYTES bytes. To join, client and server together send about 6,000 bytes.
 NEW_BYTES, MIN_NEW_FLOOD_BYTES = 1 << 20, 6 << 10
 # The server cuts a connection on which it receives more than ENDED_FLOOD_BYTES bytes after the end of its stream.
 ENDED_FLOOD_BYTES = 1 << 20
